@@ -1,0 +1,85 @@
+# Postgres is chosen by PG=VERSION (default: the newest installed one that can run the tests).
+SHELL := bash
+.DEFAULT_GOAL := help
+
+EXTENSION = pg_baton
+EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" pg_baton.control)
+BUILT := build/pg_baton--$(EXTVERSION).sql
+
+# PGXS overrides check and names many variables (INSTALL, VERSION, srcdir, ...): it is read only for its own goals,
+# and none of its names is used here.
+ifneq ($(filter install uninstall installcheck,$(MAKECMDGOALS)),)
+
+PG_CONFIG ?= pg_config
+DATA_built = $(BUILT)
+REGRESS = installed
+REGRESS_OPTS = --inputdir=tests/regress --outputdir=build/regress
+PGXS := $(shell $(PG_CONFIG) --pgxs)
+ifeq ($(wildcard $(PGXS)),)
+$(error PGXS is missing: install the server development package of your Postgres (Debian: postgresql-server-dev-15) or give PG_CONFIG=)
+endif
+include $(PGXS)
+installcheck: | build/regress
+build/regress:
+	mkdir -p $@
+
+else
+
+export PG
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: help setup demo test test-pgtap test-python mutants check lint docs all clean
+
+help: ## this list
+	@awk -F ':[^#]*## ' '/^#?[a-z-]+:[^#]*## / { sub("^#", "", $$1); printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+
+setup: ## install what is missing: Postgres with pg_cron, pgTAP and plpgsql_check, and .venv
+	@tools/setup
+
+demo: ## the main job on a throwaway cluster, in under two minutes; needs nothing but Python
+	@tools/setup demo
+	@tools/demo $(ARGS)
+
+test: setup ## every test, on a throwaway cluster
+	@tools/test
+
+test-pgtap: setup ## the pgTAP tests; FILES= selects
+	@tools/test pgtap $(FILES)
+
+test-python: setup ## the pytest tests; ARGS= goes to pytest
+	@tools/test python $(ARGS)
+
+mutants: setup ## break each guarantee in turn: a test must notice; ARGS=--changed for less
+	@tools/mutants $(ARGS)
+
+check: lint ## lint, plpgsql_check, catalog rules, and whether docs/reference.md is up to date
+	@tools/cluster run -- tools/check-sql
+	@tools/docs --check
+
+lint: setup ## sqlfluff and the rules that no linter knows
+	@sqlfluff lint --disable-progress-bar sql
+	@tools/lint
+
+docs: setup ## write docs/reference.md from the comments in the database
+	@tools/docs
+
+all: build
+
+clean: ## remove what was built, .venv too
+	rm -rf build .venv .pytest_cache .hypothesis
+	find tests tools docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+endif
+
+.PHONY: build
+build: ## build/pg_baton.sql, the whole package in one file, and the extension's script
+	@tools/build plain
+	@tools/build extension
+
+$(BUILT): pg_baton.control $(wildcard sql/*.sql)
+	@tools/build extension
+
+# The goals of PGXS, for help.
+#install: ## as an extension, into the Postgres of PG_CONFIG; then: create extension pg_baton
+#uninstall: ## remove what install put there
+#installcheck: ## create the extension in a running server and use it

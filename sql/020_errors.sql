@@ -1,0 +1,75 @@
+/*
+ * Every exception that the package raises, in one place. What races can bring is an outcome of a verb, never an
+ * exception; these are for what a caller did wrong.
+ */
+create or replace function baton._errors()
+returns table (condition text, code text, message text, hint text)
+language sql
+immutable
+begin atomic
+  select e.condition, e.code, e.message, e.hint
+  from (
+    values
+    (
+      'invalid_name', '22023', '%1$s must be 1 to 200 bytes without control characters, not %2$s',
+      'Shorten the name or take the control characters out.'
+    ),
+    (
+      'invalid_function_name', '22023', 'a function name has 1 to 200 characters of A-Z a-z 0-9 . _ ~ -, not %1$s',
+      'Function names become a part of a URL.'
+    ),
+    (
+      'invalid_key', '22023', 'dedupe_key must be 1 to 500 bytes without control characters, not %1$s',
+      'Hash long keys.'
+    ),
+    (
+      'reserved_queue', '22023', 'queue %1$s is reserved',
+      'Names that begin with "baton." are the package''s own: choose another.'
+    ),
+    ('reserved_kind', '22023', 'kind %1$s is reserved', 'The kinds run and task are the package''s own.'),
+    (
+      'invalid_interval', '22023', '%1$s must be between 0 and 10 years, not %2$s',
+      'Leave it out, or pass null, for the default.'
+    ),
+    ('interval_too_short', '22023', '%1$s must be at least %2$s, not %3$s', null),
+    ('invalid_limit', '22023', '%1$s must not be negative, not %2$s', null),
+    ('invalid_choice', '22023', '%1$s must be one of %2$s, not %3$s', null),
+    ('missing_argument', '22023', '%1$s must not be null', null),
+    ('invalid_headers', '22023', 'headers must be a JSON object, not %1$s', null),
+    ('invalid_url', '22023', 'not an http or https URL: %1$s', 'For example https://example.com/functions/v1/orders'),
+    (
+      'invalid_messages', '22023', 'messages: %1$s',
+      'An array of objects with payload and, where wanted, delay, dedupe_key, kind and headers.'
+    ),
+    ('invalid_receipts', '22023', 'receipts: %1$s', 'An array of objects with message_id and delivery.'),
+    (
+      'invalid_schedule', '22023', 'tick_every must be 1 to 59 whole seconds or one minute, not %1$s',
+      'That is what pg_cron can do.'
+    ),
+    (
+      'too_large', '54000', '%1$s has %2$s bytes, over the limit of %3$s',
+      'Store large data elsewhere and send a reference, or raise settings.max_payload_bytes.'
+    ),
+    ('unknown_function', '42704', 'unknown function: %1$s', 'Register it: baton.register_worker_function(…)'),
+    ('unknown_role', '42704', 'unknown role: %1$s', 'CREATE ROLE it first: the package makes no roles.'),
+    (
+      'wrong_isolation', '25001', 'this verb works in READ COMMITTED only, not in %1$s',
+      'It decides over several rows after it has locked one. Call it in a transaction of its own.'
+    )
+  ) as e (condition, code, message, hint);
+end;
+
+create or replace function baton._raise(condition text, variadic arguments text[])
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_error record;
+begin
+  select e.code, e.message, e.hint into strict v_error from baton._errors() as e where e.condition = _raise.condition;
+  raise exception '%', format(v_error.message, variadic _raise.arguments)
+    using errcode = v_error.code, hint = coalesce(v_error.hint, ''), constraint = _raise.condition;
+end;
+$$;

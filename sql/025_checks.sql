@@ -1,0 +1,119 @@
+/*
+ * What an argument may be: names, keys, intervals, sizes and the isolation level of a verb.
+ */
+create or replace function baton._check_name(argument text, value text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if _check_name.value is null or octet_length(_check_name.value) not between 1 and 200
+    or _check_name.value ~ '[\x01-\x1f\x7f-\x9f]' then
+    perform baton._raise('invalid_name', _check_name.argument, quote_nullable(left(_check_name.value, 60)));
+  end if;
+end;
+$$;
+
+create or replace function baton._check_function_name(value text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if _check_function_name.value is null or _check_function_name.value !~ '^[A-Za-z0-9._~-]{1,200}$' then
+    perform baton._raise('invalid_function_name', quote_nullable(left(_check_function_name.value, 60)));
+  end if;
+end;
+$$;
+
+create or replace function baton._check_users_queue(queue_name text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform baton._check_name('queue_name', _check_users_queue.queue_name);
+  if starts_with(_check_users_queue.queue_name, 'baton.') then
+    perform baton._raise('reserved_queue', quote_literal(_check_users_queue.queue_name));
+  end if;
+end;
+$$;
+
+create or replace function baton._check_interval(argument text, value interval, shortest interval default '0')
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if _check_interval.value not between '0' and '10 years' then
+    perform baton._raise('invalid_interval', _check_interval.argument, _check_interval.value::text);
+  elsif _check_interval.value < _check_interval.shortest then
+    perform baton._raise(
+      'interval_too_short', _check_interval.argument, _check_interval.shortest::text, _check_interval.value::text
+    );
+  end if;
+end;
+$$;
+
+create or replace function baton._check_limit(argument text, value integer)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if _check_limit.value < 0 then
+    perform baton._raise('invalid_limit', _check_limit.argument, _check_limit.value::text);
+  end if;
+end;
+$$;
+
+create or replace function baton._check_choice(argument text, value text, variadic choices text[])
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if _check_choice.value is null or _check_choice.value <> all (_check_choice.choices) then
+    perform baton._raise(
+      'invalid_choice', _check_choice.argument, array_to_string(_check_choice.choices, ', '),
+      quote_nullable(left(_check_choice.value, 60))
+    );
+  end if;
+end;
+$$;
+
+create or replace function baton._check_size(argument text, bytes integer)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_limit integer;
+begin
+  select s.max_payload_bytes into v_limit from baton.settings as s;
+  if _check_size.bytes > v_limit then
+    perform baton._raise('too_large', _check_size.argument, _check_size.bytes::text, v_limit::text);
+  end if;
+end;
+$$;
+
+-- A verb that locks a row and then decides over others needs a new snapshot after the lock.
+create or replace function baton._require_read_committed()
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+    perform baton._raise('wrong_isolation', upper(current_setting('transaction_isolation')));
+  end if;
+end;
+$$;

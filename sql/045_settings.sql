@@ -1,0 +1,53 @@
+comment on table baton.settings is
+'The settings: one row, changed with UPDATE by the owner of the package. A change holds from the next call on.
+Written by: _replace_singleton';
+comment on column baton.settings.singleton is 'Always true: there is one row.';
+comment on column baton.settings.transport is
+'How requests to start workers are sent: pg_net, outbox (see tools/sender), or auto: pg_net where it is usable in this database, else outbox.';
+comment on column baton.settings.base_url is
+'The URL of a function that has none of its own is base_url, a slash, and its name.';
+comment on column baton.settings.request_timeout is
+'How long pg_net waits for the answer to a start request. Short: one slow answer delays all requests of a database.';
+comment on column baton.settings.max_payload_bytes is 'Limit of a payload with its headers, and of an error text, in bytes.';
+comment on column baton.settings.visibility is 'How long a claim lasts where the caller does not say.';
+comment on column baton.settings.backoff_base is 'Delay after the first failure; doubled with each further one.';
+comment on column baton.settings.backoff_max is 'Longest delay after a failure.';
+comment on column baton.settings.max_failures is 'Failures after which a message is dead.';
+comment on column baton.settings.max_lapses is 'Claims that ran out in silence after which a message is dead.';
+comment on column baton.settings.message_notify is
+'Whether send also sends NOTIFY baton_messages with the queue''s name. Off: a NOTIFY makes all commits of a database wait for each other.';
+comment on column baton.settings.silent_worker_timeout is 'How long a worker may be silent before tick marks it as stopped.';
+
+comment on table baton.state is
+'What the package remembers between ticks: one row.
+Written by: _purge_cron_runs, _replace_singleton, _watch_pg_net, tick';
+comment on column baton.state.singleton is 'Always true: there is one row.';
+comment on column baton.state.last_tick_at is 'When tick ran last, by whomever it was called.';
+comment on column baton.state.last_tick_errors is 'The parts of the last tick that failed, with their errors; null if none did.';
+comment on column baton.state.cron_purged_runid is 'Up to this run, pg_cron''s run history was searched for runs of the package.';
+
+comment on column baton.state.pg_net_head_id is 'The request that stood first in pg_net''s queue at the last tick.';
+comment on column baton.state.pg_net_head_since is 'Since when it has stood there.';
+
+-- A restored dump of an extension brings a row for a table that CREATE EXTENSION has filled already: the dump's wins.
+create or replace function baton._replace_singleton()
+returns trigger
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  case tg_table_name
+    when 'settings' then
+      delete from baton.settings as s where s.singleton;
+    when 'state' then
+      delete from baton.state as s where s.singleton;
+  end case;
+  return new;
+end;
+$$;
+
+create or replace trigger settings_replace before insert on baton.settings
+for each row execute function baton._replace_singleton();
+
+create or replace trigger state_replace before insert on baton.state
+for each row execute function baton._replace_singleton();

@@ -1,0 +1,15 @@
+create table baton.incidents (
+  incident_id bigint generated always as identity,
+  at timestamptz not null,
+  kind text not null,
+  function_name text,
+  worker_id uuid,
+  invocation_id uuid,
+  queue_name text,
+  message_id bigint,
+  detail jsonb,
+  constraint incidents_pkey primary key (incident_id)
+);
+
+create index incidents_function_idx on baton.incidents (function_name, kind, at) where function_name is not null;
+create index incidents_message_idx on baton.incidents (message_id) where message_id is not null;

@@ -1,0 +1,42 @@
+/*
+ * Every repair, limit reached and lost receipt leaves one row, written last in the transaction that it tells of.
+ */
+comment on table baton.incidents is
+'What was repaired, given up, refused or done by an operator, a row each.
+Written by: _incident';
+comment on column baton.incidents.incident_id is 'Ascending, with gaps.';
+comment on column baton.incidents.at is 'When it happened, by the database''s clock.';
+comment on column baton.incidents.kind is
+'invocation_expired, invocation_dismissed, invocation_error, function_locked, request_ids_forgotten, worker_silent, start_crashed, lost, limit_reached, or operator (with the verb in detail).';
+comment on column baton.incidents.function_name is 'The function concerned, if one is.';
+comment on column baton.incidents.worker_id is 'The worker concerned, if one is.';
+comment on column baton.incidents.invocation_id is 'The invocation concerned, if one is.';
+comment on column baton.incidents.queue_name is 'The queue of the message concerned.';
+comment on column baton.incidents.message_id is 'The message concerned, if one is.';
+comment on column baton.incidents.detail is 'What else is known, as an object; never a secret.';
+
+create or replace function baton._incident(
+  at timestamptz,
+  kind text,
+  function_name text default null,
+  worker_id uuid default null,
+  invocation_id uuid default null,
+  queue_name text default null,
+  message_id bigint default null,
+  detail jsonb default null
+)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  insert into baton.incidents (
+    at, kind, function_name, worker_id, invocation_id, queue_name, message_id, detail
+  )
+  values (
+    _incident.at, _incident.kind, _incident.function_name, _incident.worker_id, _incident.invocation_id,
+    _incident.queue_name, _incident.message_id, _incident.detail
+  );
+end;
+$$;

@@ -1,0 +1,398 @@
+/*
+ * Messages: sending and claiming.
+ *
+ * A key is looked up before it is inserted: "on conflict" waits for whoever has the other message's row open, and is
+ * left to the case that two senders insert one key at the same moment. Inserts go by key, so that such waits can't
+ * form a circle.
+ *
+ * These verbs pin enable_seqscan = off: a plan that a session cached while the table was nearly empty would otherwise
+ * read the whole table until the next analyze.
+ */
+comment on table baton.messages is
+'The live messages of all queues, a row each until they are acked or dead. A queue needs no creation.
+Written by: _bury_message, _claim, _drop_delivery, _insert_message, ack, ack_many, claim_deliveries, extend, extend_many, fail, park, redrive, remove_messages, send_many';
+comment on column baton.messages.message_id is 'Stable over every redelivery.';
+comment on column baton.messages.kind is 'The sender''s own word for what this is.';
+comment on column baton.messages.dedupe_key is 'Unique among the live messages of a queue.';
+comment on column baton.messages.visible_at is 'When it is due; while it is claimed, when the claim runs out.';
+comment on column baton.messages.delivery is
+'The claim it was last given out under: a random number below 2^53, new each time.';
+comment on column baton.messages.claimed_at is 'Set while the receipt (message_id, delivery) is current.';
+comment on column baton.messages.claimed_by is 'The worker that claimed it, if it said.';
+comment on column baton.messages.failures is 'How often a handler said that it failed.';
+comment on column baton.messages.lapses is 'How often a claim ran out in silence and another one followed.';
+comment on column baton.messages.last_error is 'What the last fail said.';
+
+-- From gen_random_uuid, which setseed can't repeat: the last 56 bits of a UUID are all random.
+create or replace function baton._new_delivery()
+returns bigint
+language sql
+volatile
+begin atomic
+  select ('x' || right(replace(gen_random_uuid()::text, '-', ''), 14))::bit(56)::bigint & 9007199254740991;
+end;
+
+create or replace function baton._check_message(
+  payload jsonb, delay interval, dedupe_key text, kind text, headers jsonb
+)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform baton._check_interval('delay', _check_message.delay);
+  if _check_message.dedupe_key = '' or octet_length(_check_message.dedupe_key) > 500
+    or _check_message.dedupe_key ~ '[\x01-\x1f\x7f-\x9f]' then
+    perform baton._raise('invalid_key', quote_literal(left(_check_message.dedupe_key, 60)));
+  end if;
+  if _check_message.kind is not null then
+    perform baton._check_name('kind', _check_message.kind);
+    if _check_message.kind in ('run', 'task') then
+      perform baton._raise('reserved_kind', _check_message.kind);
+    end if;
+  end if;
+  if jsonb_typeof(_check_message.headers) <> 'object' then
+    perform baton._raise('invalid_headers', 'an ' || jsonb_typeof(_check_message.headers));
+  end if;
+  perform baton._check_size(
+    'payload with headers',
+    coalesce(pg_column_size(_check_message.payload), 0) + coalesce(pg_column_size(_check_message.headers), 0)
+  );
+end;
+$$;
+
+create or replace function baton._notify_message(queue_name text)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if (select s.message_notify from baton.settings as s) then
+    perform pg_notify('baton_messages', _notify_message.queue_name);
+  end if;
+end;
+$$;
+
+create or replace function baton._insert_message(
+  queue_name text,
+  payload jsonb,
+  delay interval default '0',
+  dedupe_key text default null,
+  kind text default null,
+  headers jsonb default null,
+  out outcome text,
+  out message_id bigint
+)
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_now timestamptz;
+begin
+  loop
+    if _insert_message.dedupe_key is not null then
+      select m.message_id
+      into _insert_message.message_id
+      from baton.messages as m
+      where m.queue_name = _insert_message.queue_name and m.dedupe_key = _insert_message.dedupe_key;
+      if found then
+        outcome := 'duplicate';
+        return;
+      end if;
+    end if;
+
+    v_now := baton._now();
+    insert into baton.messages as m (queue_name, kind, payload, headers, dedupe_key, visible_at, created_at)
+    values (
+      _insert_message.queue_name, _insert_message.kind, _insert_message.payload, _insert_message.headers,
+      _insert_message.dedupe_key, v_now + _insert_message.delay, v_now
+    )
+    on conflict do nothing
+    returning m.message_id into _insert_message.message_id;
+    if found then
+      outcome := 'sent';
+      perform baton._notify_message(_insert_message.queue_name);
+      return;
+    end if;
+  end loop;
+end;
+$$;
+
+create or replace function baton.send(
+  queue_name text,
+  payload jsonb,
+  delay interval default '0',
+  dedupe_key text default null,
+  kind text default null,
+  headers jsonb default null,
+  out outcome text,
+  out message_id bigint
+)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+  perform baton._check_users_queue(send.queue_name);
+  perform baton._check_message(send.payload, send.delay, send.dedupe_key, send.kind, send.headers);
+  select i.outcome, i.message_id
+  into send.outcome, send.message_id
+  from baton._insert_message(
+    send.queue_name, send.payload, coalesce(send.delay, '0'), send.dedupe_key, send.kind, send.headers
+  ) as i;
+end;
+$$;
+
+comment on function baton.send(text, jsonb, interval, text, text, jsonb) is
+'Put a message into a queue, in the caller''s transaction. A key that a live message of the queue holds makes it a duplicate: nothing is changed and that message''s id is answered. The key is free again once that message is acked or dead.
+Arguments: delay, until the message is due; dedupe_key, 1 to 500 bytes; kind and headers (an object), the sender''s own.
+Outcomes: sent, duplicate; with message_id
+Raises: 22023, 54000
+Locks: none; waits only for another transaction that is inserting the same key';
+
+-- Only an item that is more than a small payload needs the whole check.
+create or replace function baton._check_messages(messages jsonb)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_item jsonb;
+  v_unknown text;
+begin
+  if _check_messages.messages is null or jsonb_typeof(_check_messages.messages) <> 'array' then
+    perform baton._raise('invalid_messages', 'not an array');
+  end if;
+  for v_item in
+    select i.value
+    from jsonb_array_elements(_check_messages.messages) as i
+    where case
+      when jsonb_typeof(i.value) = 'object' then i.value - 'payload' <> '{}'
+      else true
+    end
+    or pg_column_size(i.value) > (select s.max_payload_bytes from baton.settings as s)
+  loop
+    if jsonb_typeof(v_item) <> 'object' then
+      perform baton._raise('invalid_messages', 'not an object: ' || left(v_item::text, 60));
+    end if;
+    select k.name
+    into v_unknown
+    from jsonb_object_keys(v_item) as k (name)
+    where k.name not in ('payload', 'delay', 'dedupe_key', 'kind', 'headers')
+    limit 1;
+    if found then
+      perform baton._raise('invalid_messages', 'unknown key ' || quote_literal(left(v_unknown, 60)));
+    end if;
+    begin
+      perform baton._check_message(
+        v_item -> 'payload', (v_item ->> 'delay')::interval, v_item ->> 'dedupe_key', v_item ->> 'kind',
+        nullif(v_item -> 'headers', 'null')
+      );
+    exception
+      when invalid_datetime_format or datetime_field_overflow or interval_field_overflow then
+        perform baton._raise('invalid_messages', 'not an interval: ' || left(v_item ->> 'delay', 60));
+    end;
+  end loop;
+end;
+$$;
+
+create or replace function baton.send_many(queue_name text, messages jsonb)
+returns table (outcome text, message_id bigint)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  v_keyed record;
+  v_outcomes text[];
+  v_ids bigint[];
+  v_keyless_ids bigint[];
+  v_now timestamptz;
+begin
+  perform baton._check_users_queue(send_many.queue_name);
+  perform baton._check_messages(send_many.messages);
+
+  for v_keyed in
+    select i.value as item, i.position
+    from jsonb_array_elements(send_many.messages) with ordinality as i (value, position)
+    where i.value ->> 'dedupe_key' is not null
+    order by i.value ->> 'dedupe_key', i.position
+  loop
+    select n.outcome, n.message_id
+    into v_outcomes[v_keyed.position], v_ids[v_keyed.position]
+    from baton._insert_message(
+      send_many.queue_name, v_keyed.item -> 'payload', coalesce((v_keyed.item ->> 'delay')::interval, '0'),
+      v_keyed.item ->> 'dedupe_key', v_keyed.item ->> 'kind', nullif(v_keyed.item -> 'headers', 'null')
+    ) as n;
+  end loop;
+
+  v_now := baton._now();
+  with added as (
+    insert into baton.messages as m (queue_name, kind, payload, headers, visible_at, created_at)
+    select
+      send_many.queue_name, i.value ->> 'kind', i.value -> 'payload', nullif(i.value -> 'headers', 'null'),
+      v_now + coalesce((i.value ->> 'delay')::interval, '0'), v_now
+    from jsonb_array_elements(send_many.messages) with ordinality as i (value, position)
+    where i.value ->> 'dedupe_key' is null
+    order by i.position
+    returning m.message_id
+  )
+  select array_agg(a.message_id order by a.message_id) into v_keyless_ids from added as a;
+  if v_keyless_ids is not null then
+    perform baton._notify_message(send_many.queue_name);
+  end if;
+
+  return query
+  select coalesce(v_outcomes[i.position], 'sent'), coalesce(v_ids[i.position], v_keyless_ids[i.nth_keyless])
+  from (
+    select
+      e.position, count(*) filter (where e.value ->> 'dedupe_key' is null) over (order by e.position) as nth_keyless
+    from jsonb_array_elements(send_many.messages) with ordinality as e (value, position)
+  ) as i
+  order by i.position;
+end;
+$$;
+
+comment on function baton.send_many(text, jsonb) is
+'Put several messages into a queue, in the caller''s transaction.
+Arguments: messages, an array of objects with payload and, where wanted, delay (an interval as text, or seconds), dedupe_key, kind and headers, as in send.
+Returns: a row each, in their order: outcome (sent, duplicate), message_id
+Raises: 22023, 54000
+Locks: none; waits, key by key in their order, only for other transactions that are inserting the same keys';
+
+-- Failures (a handler said so) and lapses (nobody said anything) have limits of their own.
+-- Null while a message may still be given out. It is asked only while no claim of it lives: a claim that is still
+-- there has run out, and counts as the lapse that the next claim would book.
+create or replace function baton._dead_reason(
+  failures integer, lapses integer, claimed_at timestamptz, max_failures integer, max_lapses integer
+)
+returns text
+language sql
+immutable
+begin atomic
+  select
+    case
+      when _dead_reason.failures >= _dead_reason.max_failures then 'failures'
+      when _dead_reason.lapses + (_dead_reason.claimed_at is not null)::integer >= _dead_reason.max_lapses then 'lapses'
+    end;
+end;
+
+create or replace function baton._claim(
+  queue_name text, worker_id uuid, max_messages integer, visibility interval
+)
+returns table (
+  message_id bigint,
+  delivery bigint,
+  kind text,
+  payload jsonb,
+  headers jsonb,
+  failures integer,
+  lapses integer,
+  visible_at timestamptz
+)
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+  v_now timestamptz := baton._now();
+  v_settings baton.settings;
+  v_mark baton.queue_marks;
+  v_from timestamptz := '-infinity';
+begin
+  select s.* into v_settings from baton.settings as s;
+  select q.* into v_mark from baton.queue_marks as q where q.queue_name = _claim.queue_name;
+  if v_mark.marked_at > v_now - baton._mark_age() and v_mark.marked_at <= v_now then
+    v_from := v_mark.mark;
+  end if;
+
+  return query
+  with picked as (
+    select m.message_id, m.visible_at
+    from baton.messages as m
+    where m.queue_name = _claim.queue_name
+      and m.visible_at >= v_from
+      and m.visible_at <= v_now
+      and baton._dead_reason(m.failures, m.lapses, m.claimed_at, v_settings.max_failures, v_settings.max_lapses) is null
+    order by m.visible_at, m.message_id
+    limit coalesce(_claim.max_messages, 1)
+    for no key update of m skip locked
+  ),
+  taken as (
+    update baton.messages as m
+    set delivery = baton._new_delivery(),
+      claimed_at = v_now,
+      claimed_by = _claim.worker_id,
+      lapses = m.lapses + (m.claimed_at is not null)::integer,
+      visible_at = v_now + coalesce(_claim.visibility, v_settings.visibility)
+    from picked as p
+    where m.message_id = p.message_id
+    returning
+      m.message_id, m.delivery, m.kind, m.payload, m.headers, m.failures, m.lapses, m.visible_at,
+      p.visible_at as was_due_at
+  )
+  select t.message_id, t.delivery, t.kind, t.payload, t.headers, t.failures, t.lapses, t.visible_at
+  from taken as t
+  order by t.was_due_at, t.message_id;
+
+  if found and v_mark.queue_name is null then
+    perform baton._register_queue(_claim.queue_name, v_now);
+  end if;
+end;
+$$;
+
+create or replace function baton.claim(
+  queue_name text,
+  worker_id uuid default null,
+  max_messages integer default 1,
+  visibility interval default null
+)
+returns table (
+  message_id bigint,
+  delivery bigint,
+  kind text,
+  payload jsonb,
+  headers jsonb,
+  failures integer,
+  lapses integer,
+  visible_at timestamptz
+)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+  perform baton._check_users_queue(claim.queue_name);
+  perform baton._check_limit('max_messages', claim.max_messages);
+  perform baton._check_interval('visibility', claim.visibility);
+  if claim.worker_id is null or exists (
+    select
+    from baton.workers as w
+    where w.worker_id = claim.worker_id
+      and w.stopping_at is null and w.stopped_at is null and w.deprecated_at is null
+  ) then
+    return query
+    select c.message_id, c.delivery, c.kind, c.payload, c.headers, c.failures, c.lapses, c.visible_at
+    from baton._claim(claim.queue_name, claim.worker_id, claim.max_messages, claim.visibility) as c;
+  end if;
+end;
+$$;
+
+comment on function baton.claim(text, uuid, integer, interval) is
+'Take messages that are due, the longest due first, and hide them from others until the claim runs out. Message_id and delivery are the receipt that every later verb wants. A message whose last claim ran out counts one lapse; one at its limit is skipped. A stopping, deprecated, stopped or unknown worker gets nothing.
+Arguments: worker_id, null is anonymous; visibility, how long the claim lasts, by default settings.visibility.
+Returns: a row a message: message_id, delivery, kind, payload, headers, failures, lapses, visible_at (when the claim runs out)
+Raises: 22023
+Locks: the messages, never waiting';

@@ -1,0 +1,293 @@
+/*
+ * Receipts: what the holder of a claim may do with its message.
+ *
+ * A receipt (message_id, delivery) is current while the row has that delivery and is claimed. A claim that ran out
+ * stays its holder's until somebody else acts on it.
+ */
+create or replace function baton._lock_receipt(message_id bigint, delivery bigint)
+returns baton.messages
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_message baton.messages;
+begin
+  select m.*
+  into v_message
+  from baton.messages as m
+  where m.message_id = _lock_receipt.message_id
+    and m.delivery = _lock_receipt.delivery
+    and m.claimed_at is not null
+  for no key update of m;
+  return v_message;
+end;
+$$;
+
+create or replace function baton._visibility()
+returns interval
+language sql
+stable
+begin atomic
+  select s.visibility from baton.settings as s;
+end;
+
+-- A receipt whose message another delivery has taken is worth an incident; one whose message is gone is not.
+create or replace function baton._note_lost(message_id bigint, delivery bigint, verb text)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_message baton.messages;
+begin
+  select m.*
+  into v_message
+  from baton.messages as m
+  where m.message_id = _note_lost.message_id and m.delivery <> _note_lost.delivery;
+  if found then
+    perform baton._incident(
+      baton._now(), 'lost', queue_name => v_message.queue_name, message_id => v_message.message_id,
+      worker_id => v_message.claimed_by,
+      detail => jsonb_build_object(
+        'verb', _note_lost.verb, 'delivery', _note_lost.delivery, 'taken_by', v_message.delivery
+      )
+    );
+  end if;
+end;
+$$;
+
+-- The receipts of an array in their order; one that stands in it twice counts once.
+create or replace function baton._receipts(receipts jsonb)
+returns table (nth bigint, message_id bigint, delivery bigint, is_first boolean)
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_item jsonb;
+begin
+  if _receipts.receipts is null or jsonb_typeof(_receipts.receipts) <> 'array' then
+    perform baton._raise('invalid_receipts', 'not an array');
+  end if;
+  select i.value
+  into v_item
+  from jsonb_array_elements(_receipts.receipts) as i
+  where (i.value ->> 'message_id' ~ '^[0-9]{1,18}$' and i.value ->> 'delivery' ~ '^[0-9]{1,18}$') is not true
+  limit 1;
+  if found then
+    perform baton._raise('invalid_receipts', 'not a receipt: ' || left(v_item::text, 60));
+  end if;
+
+  return query
+  select
+    r.nth, r.message_id, r.delivery,
+    row_number() over (partition by r.message_id, r.delivery order by r.nth) = 1
+  from (
+    select i.nth, (i.value ->> 'message_id')::bigint as message_id, (i.value ->> 'delivery')::bigint as delivery
+    from jsonb_array_elements(_receipts.receipts) with ordinality as i (value, nth)
+  ) as r
+  order by r.nth;
+end;
+$$;
+
+create or replace function baton.ack(message_id bigint, delivery bigint, out outcome text)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+  delete from baton.messages as m
+  where m.message_id = ack.message_id and m.delivery = ack.delivery and m.claimed_at is not null;
+  if found then
+    outcome := 'acked';
+  else
+    outcome := 'lost';
+    perform baton._note_lost(ack.message_id, ack.delivery, 'ack');
+  end if;
+end;
+$$;
+
+comment on function baton.ack(bigint, bigint) is
+'Remove a message: its work is done. A claim that only ran out still acks.
+Outcomes: acked; lost, where the receipt is not current
+Raises: none
+Locks: the message';
+
+create or replace function baton.ack_many(receipts jsonb)
+returns table (outcome text, message_id bigint)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  v_receipt record;
+begin
+  for v_receipt in
+    with given as materialized (
+      select r.nth, r.message_id, r.delivery, r.is_first from baton._receipts(ack_many.receipts) as r
+    ),
+    held as (
+      select m.message_id
+      from given as g
+      inner join baton.messages as m on m.message_id = g.message_id and m.delivery = g.delivery
+      where g.is_first and m.claimed_at is not null
+      order by m.message_id
+      for update of m
+    ),
+    gone as (
+      delete from baton.messages as m
+      using held as h
+      where m.message_id = h.message_id
+      returning m.message_id, m.delivery
+    )
+    select g.message_id, g.delivery, d.message_id is not null as is_acked
+    from given as g
+    left join gone as d on d.message_id = g.message_id and d.delivery = g.delivery and g.is_first
+    order by g.nth
+  loop
+    message_id := v_receipt.message_id;
+    if v_receipt.is_acked then
+      outcome := 'acked';
+    else
+      outcome := 'lost';
+      perform baton._note_lost(v_receipt.message_id, v_receipt.delivery, 'ack_many');
+    end if;
+    return next;
+  end loop;
+end;
+$$;
+
+comment on function baton.ack_many(jsonb) is
+'Remove several messages.
+Arguments: receipts, an array of objects with message_id and delivery.
+Returns: a row each, in their order: outcome as in ack, message_id
+Raises: 22023
+Locks: the messages, by id';
+
+create or replace function baton.park(
+  message_id bigint, delivery bigint, delay interval default '0', out outcome text, out visible_at timestamptz
+)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  v_message baton.messages;
+begin
+  perform baton._check_interval('delay', park.delay);
+  v_message := baton._lock_receipt(park.message_id, park.delivery);
+  if v_message.message_id is null then
+    outcome := 'lost';
+    perform baton._note_lost(park.message_id, park.delivery, 'park');
+    return;
+  end if;
+
+  update baton.messages as m
+  set visible_at = baton._now() + coalesce(park.delay, '0'), claimed_at = null
+  where m.message_id = v_message.message_id
+  returning 'parked', m.visible_at into park.outcome, park.visible_at;
+end;
+$$;
+
+comment on function baton.park(bigint, bigint, interval) is
+'Give a message back: it is due again after the delay. Counts nothing.
+Arguments: delay, by default none.
+Outcomes: parked, with visible_at; lost, where the receipt is not current
+Raises: 22023
+Locks: the message';
+
+create or replace function baton.extend(
+  message_id bigint, delivery bigint, visibility interval default null, out outcome text, out visible_at timestamptz
+)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  v_message baton.messages;
+begin
+  perform baton._check_interval('visibility', extend.visibility);
+  v_message := baton._lock_receipt(extend.message_id, extend.delivery);
+  if v_message.message_id is null then
+    outcome := 'lost';
+    perform baton._note_lost(extend.message_id, extend.delivery, 'extend');
+    return;
+  end if;
+
+  update baton.messages as m
+  set visible_at = greatest(m.visible_at, baton._now() + coalesce(extend.visibility, baton._visibility()))
+  where m.message_id = v_message.message_id
+  returning 'extended', m.visible_at into extend.outcome, extend.visible_at;
+end;
+$$;
+
+comment on function baton.extend(bigint, bigint, interval) is
+'Prolong a claim, also one that ran out while nobody acted on it; never shortens it.
+Arguments: visibility, from now on, by default settings.visibility.
+Outcomes: extended, with visible_at (when it runs out); lost, where the receipt is not current
+Raises: 22023
+Locks: the message';
+
+create or replace function baton.extend_many(receipts jsonb, visibility interval default null)
+returns table (outcome text, message_id bigint, visible_at timestamptz)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  v_receipt record;
+  v_until timestamptz;
+begin
+  perform baton._check_interval('visibility', extend_many.visibility);
+  perform m.message_id
+  from baton._receipts(extend_many.receipts) as r
+  inner join baton.messages as m on m.message_id = r.message_id and m.delivery = r.delivery
+  where m.claimed_at is not null
+  order by m.message_id
+  for no key update of m;
+  v_until := baton._now() + coalesce(extend_many.visibility, baton._visibility());
+
+  for v_receipt in
+    with extended as (
+      update baton.messages as m
+      set visible_at = greatest(m.visible_at, v_until)
+      from baton._receipts(extend_many.receipts) as r
+      where r.is_first and m.message_id = r.message_id and m.delivery = r.delivery and m.claimed_at is not null
+      returning m.message_id, m.delivery, m.visible_at
+    )
+    select r.message_id, r.delivery, e.visible_at
+    from baton._receipts(extend_many.receipts) as r
+    left join extended as e on e.message_id = r.message_id and e.delivery = r.delivery
+    order by r.nth
+  loop
+    message_id := v_receipt.message_id;
+    visible_at := v_receipt.visible_at;
+    if visible_at is not null then
+      outcome := 'extended';
+    else
+      outcome := 'lost';
+      perform baton._note_lost(v_receipt.message_id, v_receipt.delivery, 'extend_many');
+    end if;
+    return next;
+  end loop;
+end;
+$$;
+
+comment on function baton.extend_many(jsonb, interval) is
+'Prolong several claims.
+Arguments: receipts, an array of objects with message_id and delivery; visibility, as in extend.
+Returns: a row each, in their order: outcome as in extend, message_id, visible_at
+Raises: 22023
+Locks: the messages, by id';

@@ -1,0 +1,96 @@
+/*
+ * fail: a handler, or a sender, could not do it.
+ *
+ * The final failure of a delivery also dismisses the invocation. It locks the function before the message; both are
+ * known beforehand, because a message never changes its queue or its payload.
+ */
+
+-- Doubled with each failure, from backoff_base up to backoff_max, give or take a fifth.
+create or replace function baton._backoff(failures integer)
+returns interval
+language sql
+volatile
+begin atomic
+  select least(s.backoff_base * (2 ^ least(greatest(_backoff.failures - 1, 0), 40)), s.backoff_max)
+    * (0.8 + 0.4 * random())
+  from baton.settings as s;
+end;
+
+create or replace function baton.fail(
+  message_id bigint,
+  delivery bigint,
+  error text,
+  delay interval default null,
+  final boolean default false,
+  out outcome text,
+  out visible_at timestamptz
+)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+  v_function baton.worker_functions;
+  v_message baton.messages;
+  v_reason text;
+  v_now timestamptz;
+begin
+  perform baton._check_interval('delay', fail.delay);
+  perform baton._check_size('error', octet_length(fail.error));
+  select f.*
+  into v_function
+  from baton.worker_functions as f
+  where f.function_name = (
+    select m.payload ->> 'function_name'
+    from baton.messages as m
+    where m.message_id = fail.message_id and m.queue_name = 'baton.deliveries'
+  )
+  for no key update of f;
+  if found then
+    perform baton._require_read_committed();
+  end if;
+  v_message := baton._lock_receipt(fail.message_id, fail.delivery);
+  if v_message.message_id is null then
+    outcome := 'lost';
+    perform baton._note_lost(fail.message_id, fail.delivery, 'fail');
+    return;
+  end if;
+
+  v_now := baton._now();
+  v_message.failures := v_message.failures + 1;
+  v_message.last_error := fail.error;
+  v_reason := case
+    when fail.final then 'final'
+    when v_message.failures >= (select s.max_failures from baton.settings as s) then 'failures'
+  end;
+  if v_reason is null then
+    update baton.messages as m
+    set failures = v_message.failures,
+      last_error = v_message.last_error,
+      visible_at = v_now + coalesce(fail.delay, baton._backoff(v_message.failures)),
+      claimed_at = null
+    where m.message_id = v_message.message_id
+    returning 'failed', m.visible_at into fail.outcome, fail.visible_at;
+    return;
+  end if;
+
+  outcome := 'dead';
+  if v_message.queue_name = 'baton.deliveries' then
+    delete from baton.messages as m where m.message_id = v_message.message_id;
+    perform baton._dismiss(
+      v_function, (v_message.payload -> 'body' ->> 'invocation_id')::uuid, v_message.last_error, v_now
+    );
+  else
+    perform baton._bury_message(v_message, v_reason, v_now);
+  end if;
+end;
+$$;
+
+comment on function baton.fail(bigint, bigint, text, interval, boolean) is
+'Say that a message could not be handled: it counts a failure and is due again later, or is dead. A delivery''s final failure dismisses the invocation that it was to deliver.
+Arguments: error, for people; delay, by default settings.backoff_base doubled with each failure up to settings.backoff_max, give or take a fifth; final, as at its limit.
+Outcomes: failed, with visible_at; dead, at settings.max_failures or final; lost, where the receipt is not current
+Raises: 22023, 54000
+Locks: the message; of a delivery the function first';

@@ -1,0 +1,74 @@
+/*
+ * tick: everything periodic, one at a time, each part bounded and on its own, so that one failure does not stop the
+ * rest.
+ */
+create or replace function baton._tick_part(part text, at timestamptz)
+returns bigint
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  case _tick_part.part
+    when 'dead_letters' then
+      return baton._bury_messages(_tick_part.at);
+    when 'responses' then
+      return baton._read_responses(_tick_part.at);
+    when 'pg_net_queue' then
+      return baton._watch_pg_net(_tick_part.at);
+    when 'cron_runs' then
+      return baton._purge_cron_runs();
+    when 'silent_workers' then
+      return baton._stop_silent_workers(_tick_part.at);
+    when 'queue_marks' then
+      return baton._move_marks(_tick_part.at);
+    when 'ensure_workers' then
+      return (select count(*) from baton.ensure_workers());
+  end case;
+end;
+$$;
+
+create or replace function baton.tick()
+returns table (part text, changed bigint, error text)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_now timestamptz := baton._now();
+  v_errors jsonb := '{}';
+begin
+  perform baton._require_read_committed();
+  perform s.singleton from baton.state as s for no key update of s skip locked;
+  if not found then
+    return;
+  end if;
+
+  foreach part in array array[
+    'dead_letters', 'responses', 'pg_net_queue', 'cron_runs', 'silent_workers', 'queue_marks', 'ensure_workers'
+  ] loop
+    begin
+      changed := baton._tick_part(part, v_now);
+      error := null;
+    exception
+      when others then
+        changed := null;
+        error := sqlerrm;
+        v_errors := v_errors || jsonb_build_object(part, sqlerrm);
+        raise warning 'pg_baton tick: %: %', part, sqlerrm;
+    end;
+    if changed is distinct from 0 then
+      return next;
+    end if;
+  end loop;
+
+  update baton.state as s set last_tick_at = v_now, last_tick_errors = nullif(v_errors, '{}') where s.singleton;
+end;
+$$;
+
+comment on function baton.tick() is
+'Everything periodic: dead letters, answers to start requests, the package''s own rows in pg_cron''s history, silent workers, queue marks, then ensure_workers. Call it every few seconds, by schedule() or by anything else. One at a time: a second caller returns at once.
+Returns: a row a part that changed something or failed: part, changed (rows), error
+Raises: 25001
+Locks: everything never waiting';

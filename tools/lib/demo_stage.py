@@ -1,0 +1,115 @@
+"""What every act of the demo uses: databases with the package, sender processes, the screen, and the figures."""
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psycopg
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from cluster import clean_environ
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Stage:
+    def __init__(self, short, plain):
+        self.short = short
+        self.console = Console(highlight=False, soft_wrap=plain or not sys.stdout.isatty())
+        self.live = self.console.is_terminal and not plain
+        self.checks = []
+
+    def say(self, text=""):
+        self.console.print(text, markup=False)
+
+    def check(self, what, expected, seen, ok=None):
+        self.checks.append((what, str(expected), str(seen), expected == seen if ok is None else ok))
+
+    def report(self):
+        """Print the figures; the exit status."""
+        table = Table(box=box.ASCII2, title="The figures", title_justify="left")
+        for column in ("what", "expected", "seen", ""):
+            table.add_column(column, overflow="fold")
+        for what, expected, seen, ok in self.checks:
+            table.add_row(what, expected, seen, "ok" if ok else "WRONG")
+        self.console.print(table)
+        wrong = sum(not ok for *_, ok in self.checks)
+        self.say(f"{len(self.checks) - wrong} of {len(self.checks)} figures are as they should be.")
+        return 0 if self.checks and not wrong else 1
+
+    @contextlib.asynccontextmanager
+    async def screen(self, table, line):
+        """Show table() as it changes, or, where there is no terminal, print line() every few seconds."""
+        async def refresh():
+            if self.live:
+                with Live(table(), console=self.console, auto_refresh=False) as live:
+                    try:
+                        while True:
+                            await asyncio.sleep(0.25)
+                            live.update(table(), refresh=True)
+                    finally:
+                        live.update(table(), refresh=True)
+            while True:
+                await asyncio.sleep(3)
+                self.say(line())
+        task = asyncio.create_task(refresh())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if not self.live:
+                self.say(line())
+
+
+def install(cluster, dbname, *files):
+    """A new database with the package, and then these files."""
+    with psycopg.connect(cluster.dsn(), autocommit=True) as connection:
+        connection.execute(f'create database "{dbname}"')
+    for file in (os.environ.get("BATON_INSTALL", ROOT / "sql/install.sql"), *files):
+        subprocess.run(
+            [f"{cluster.bindir}/psql", "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-d", cluster.dsn(dbname), "-f", str(file)],
+            check=True, stdout=subprocess.DEVNULL, env={**clean_environ(), "PGOPTIONS": "-c client_min_messages=warning"})
+
+
+async def connect(cluster, dbname):
+    return await psycopg.AsyncConnection.connect(
+        cluster.dsn(dbname), autocommit=True, row_factory=psycopg.rows.dict_row)
+
+
+@contextlib.contextmanager
+def process(command, environment, log):
+    """A child of its own: stopped by SIGTERM at the end, and killed if that takes long."""
+    with open(log, "ab") as output:
+        child = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                 env={**clean_environ(), "NO_PROXY": "127.0.0.1", **environment})
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def sender(cluster, dbname, log, secrets):
+    return process([sys.executable, ROOT / "tools/sender", "--poll", "0.2", "--concurrency", "40", "--database-url",
+                    cluster.dsn(dbname)], {f"BATON_SECRET_{name}": value for name, value in secrets.items()}, log)
+
+
+class Clock:
+    def __init__(self):
+        self.started = time.monotonic()
+
+    def __call__(self):
+        return time.monotonic() - self.started
