@@ -24,7 +24,7 @@ begin
   if to_regprocedure('baton.version()') is not null then
     execute 'select baton.version()' into v_installed;
     raise exception 'pg_baton % is already installed in this database', v_installed
-      using errcode = '42710', hint = 'Remove it with sql/uninstall.sql, or DROP EXTENSION pg_baton, to install it anew.';
+      using errcode = '42710', hint = 'To install it anew, remove it first: sql/uninstall.sql, or DROP EXTENSION pg_baton.';
   end if;
 
   v_schema := to_regnamespace('baton');

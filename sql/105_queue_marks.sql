@@ -38,7 +38,7 @@ end;
 $$;
 
 create or replace function baton._move_marks(at timestamptz)
-returns bigint
+returns integer
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
@@ -49,7 +49,7 @@ declare
   v_queue baton.queue_marks;
   v_from timestamptz;
   v_earliest timestamptz;
-  v_moved bigint := 0;
+  v_moved integer := 0;
 begin
   for v_queue in
     select q.* from baton.queue_marks as q order by q.marked_at limit 1000 for update of q skip locked

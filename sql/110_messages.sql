@@ -212,6 +212,7 @@ set enable_seqscan = off
 as $$
 declare
   v_keyed record;
+  v_sent record;
   v_outcomes text[];
   v_ids bigint[];
   v_keyless_ids bigint[];
@@ -221,17 +222,19 @@ begin
   perform baton._check_messages(send_many.messages);
 
   for v_keyed in
-    select i.value as item, i.position
-    from jsonb_array_elements(send_many.messages) with ordinality as i (value, position)
+    select i.value as item, i.nth
+    from jsonb_array_elements(send_many.messages) with ordinality as i (value, nth)
     where i.value ->> 'dedupe_key' is not null
-    order by i.value ->> 'dedupe_key', i.position
+    order by i.value ->> 'dedupe_key', i.nth
   loop
     select n.outcome, n.message_id
-    into v_outcomes[v_keyed.position], v_ids[v_keyed.position]
+    into v_sent
     from baton._insert_message(
       send_many.queue_name, v_keyed.item -> 'payload', coalesce((v_keyed.item ->> 'delay')::interval, '0'),
       v_keyed.item ->> 'dedupe_key', v_keyed.item ->> 'kind', nullif(v_keyed.item -> 'headers', 'null')
     ) as n;
+    v_outcomes[v_keyed.nth] := v_sent.outcome;
+    v_ids[v_keyed.nth] := v_sent.message_id;
   end loop;
 
   v_now := baton._now();
@@ -240,9 +243,9 @@ begin
     select
       send_many.queue_name, i.value ->> 'kind', i.value -> 'payload', nullif(i.value -> 'headers', 'null'),
       v_now + coalesce((i.value ->> 'delay')::interval, '0'), v_now
-    from jsonb_array_elements(send_many.messages) with ordinality as i (value, position)
+    from jsonb_array_elements(send_many.messages) with ordinality as i (value, nth)
     where i.value ->> 'dedupe_key' is null
-    order by i.position
+    order by i.nth
     returning m.message_id
   )
   select array_agg(a.message_id order by a.message_id) into v_keyless_ids from added as a;
@@ -251,13 +254,13 @@ begin
   end if;
 
   return query
-  select coalesce(v_outcomes[i.position], 'sent'), coalesce(v_ids[i.position], v_keyless_ids[i.nth_keyless])
+  select coalesce(v_outcomes[i.nth], 'sent'), coalesce(v_ids[i.nth], v_keyless_ids[i.nth_keyless])
   from (
     select
-      e.position, count(*) filter (where e.value ->> 'dedupe_key' is null) over (order by e.position) as nth_keyless
-    from jsonb_array_elements(send_many.messages) with ordinality as e (value, position)
+      e.nth, count(*) filter (where e.value ->> 'dedupe_key' is null) over (order by e.nth) as nth_keyless
+    from jsonb_array_elements(send_many.messages) with ordinality as e (value, nth)
   ) as i
-  order by i.position;
+  order by i.nth;
 end;
 $$;
 
@@ -308,7 +311,7 @@ declare
   v_now timestamptz := baton._now();
   v_settings baton.settings;
   v_mark baton.queue_marks;
-  v_from timestamptz := '-infinity';
+  v_from timestamptz := '-infinity'::timestamptz;
 begin
   select s.* into v_settings from baton.settings as s;
   select q.* into v_mark from baton.queue_marks as q where q.queue_name = _claim.queue_name;

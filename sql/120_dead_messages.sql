@@ -34,7 +34,7 @@ $$;
 
 -- For tick: looks at the first 1,000 due messages of each users' queue, the ones that claims have to step over.
 create or replace function baton._bury_messages(at timestamptz)
-returns bigint
+returns integer
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
@@ -44,7 +44,7 @@ declare
   v_settings baton.settings;
   v_queue baton.queue_marks;
   v_message baton.messages;
-  v_buried bigint := 0;
+  v_buried integer := 0;
 begin
   select s.* into v_settings from baton.settings as s;
   for v_queue in

@@ -106,7 +106,7 @@ begin
 end;
 $$;
 
--- A request that waits in the outbox goes with its invocation, unless a sender holds it: claim_deliveries drops it then.
+-- A request that waits in the outbox goes with its invocation. One that a sender holds is dropped by claim_deliveries.
 create or replace function baton._drop_delivery(function baton.worker_functions, at timestamptz)
 returns void
 language plpgsql

@@ -211,14 +211,14 @@ Locks: the worker';
 
 -- For tick.
 create or replace function baton._stop_silent_workers(at timestamptz)
-returns bigint
+returns integer
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_worker record;
-  v_stopped bigint := 0;
+  v_stopped integer := 0;
 begin
   for v_worker in
     with silent as (

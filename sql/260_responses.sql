@@ -23,7 +23,7 @@ begin atomic
 end;
 
 create or replace function baton._read_responses(at timestamptz)
-returns bigint
+returns integer
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
@@ -34,7 +34,7 @@ declare
   v_response record;
   v_function baton.worker_functions;
   v_failure text;
-  v_read bigint[] := '{}';
+  v_read bigint[] := '{}'::bigint[];
 begin
   select array_agg(a.invocation_request_id)
   into v_ids
@@ -108,7 +108,7 @@ $$;
 
 -- pg_net's queue has no times: what stands first, and since when, tells whether it moves.
 create or replace function baton._watch_pg_net(at timestamptz)
-returns bigint
+returns integer
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp

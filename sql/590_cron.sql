@@ -38,7 +38,7 @@ $$;
 
 -- For tick. Only the package's own runs, older than the newest 1,000 of all jobs.
 create or replace function baton._purge_cron_runs()
-returns bigint
+returns integer
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
@@ -48,7 +48,7 @@ declare
   v_from bigint;
   v_newest bigint;
   v_upto bigint;
-  v_purged bigint := 0;
+  v_purged integer := 0;
 begin
   if v_job_ids is null then
     return 0;
@@ -56,7 +56,7 @@ begin
   execute 'select max(r.runid) from cron.job_run_details as r' into v_newest;
   select s.cron_purged_runid into v_from from baton.state as s;
   if v_newest < v_from then
-    v_from := 0;
+    v_from := 0::bigint;
   end if;
   v_upto := least(v_newest - 1000, v_from + 10000);
   if v_upto > v_from then

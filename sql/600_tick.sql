@@ -3,33 +3,36 @@
  * rest.
  */
 create or replace function baton._tick_part(part text, at timestamptz)
-returns bigint
+returns integer
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_changed integer;
 begin
   case _tick_part.part
     when 'dead_letters' then
-      return baton._bury_messages(_tick_part.at);
+      v_changed := baton._bury_messages(_tick_part.at);
     when 'responses' then
-      return baton._read_responses(_tick_part.at);
+      v_changed := baton._read_responses(_tick_part.at);
     when 'pg_net_queue' then
-      return baton._watch_pg_net(_tick_part.at);
+      v_changed := baton._watch_pg_net(_tick_part.at);
     when 'cron_runs' then
-      return baton._purge_cron_runs();
+      v_changed := baton._purge_cron_runs();
     when 'silent_workers' then
-      return baton._stop_silent_workers(_tick_part.at);
+      v_changed := baton._stop_silent_workers(_tick_part.at);
     when 'queue_marks' then
-      return baton._move_marks(_tick_part.at);
+      v_changed := baton._move_marks(_tick_part.at);
     when 'ensure_workers' then
-      return (select count(*) from baton.ensure_workers());
+      select count(*)::integer into v_changed from baton.ensure_workers();
   end case;
+  return v_changed;
 end;
 $$;
 
 create or replace function baton.tick()
-returns table (part text, changed bigint, error text)
+returns table (part text, changed integer, error text)
 language plpgsql
 volatile
 security definer
@@ -37,7 +40,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz := baton._now();
-  v_errors jsonb := '{}';
+  v_errors jsonb := '{}'::jsonb;
 begin
   perform baton._require_read_committed();
   perform s.singleton from baton.state as s for no key update of s skip locked;

@@ -19,7 +19,9 @@ begin
   finding := 'tick';
   severity := case when v_is_ticking then 'ok' else 'critical' end;
   detail := coalesce('last tick ' || date_trunc('second', v_now - v_state.last_tick_at) || ' ago', 'tick() never ran');
-  advice := case when not v_is_ticking then 'select * from baton.schedule(), or call baton.tick() every few seconds' end;
+  if not v_is_ticking then
+    advice := 'select * from baton.schedule(), or call baton.tick() every few seconds';
+  end if;
   return next;
 
   finding := 'tick part';
@@ -64,7 +66,7 @@ begin
   elsif v_run.status = 'failed' then
     severity := 'critical';
     detail := 'the last run failed: ' || coalesce(v_run.return_message, 'no message');
-    advice := 'connection failed: let pg_hba.conf admit the owner over cron.host, or set cron.use_background_workers = on';
+    advice := 'if it can''t connect: let pg_hba.conf admit the owner over cron.host, or set cron.use_background_workers';
   elsif not exists (select from pg_stat_activity as a where a.application_name = 'pg_cron scheduler') then
     severity := 'critical';
     detail := 'the scheduler of pg_cron is not running';
