@@ -1,5 +1,5 @@
 /*
- * What an argument may be: names, keys, intervals, sizes and the isolation level of a verb.
+ * What an argument may be: names, keys, intervals, sizes; the isolation level of a verb; what may be looked up.
  */
 create or replace function baton._check_name(argument text, value text)
 returns void
@@ -103,6 +103,25 @@ begin
   end if;
 end;
 $$;
+
+-- Null where the schema of an optional extension can be used, else why not. To look up a name in a schema without
+-- USAGE is an error, even with to_regclass.
+create or replace function baton._schema_problem(extension text, schema_name text)
+returns text
+language sql
+stable
+begin atomic
+  select
+    case
+      when to_regnamespace(_schema_problem.schema_name) is null
+        then format('%s is not in this database', _schema_problem.extension)
+      when not has_schema_privilege(_schema_problem.schema_name, 'usage')
+        then format(
+          '%s can''t be used: role %s has no USAGE on schema %s', _schema_problem.extension, current_user,
+          _schema_problem.schema_name
+        )
+    end;
+end;
 
 -- A verb that locks a row and then decides over others needs a new snapshot after the lock.
 create or replace function baton._require_read_committed()

@@ -58,7 +58,8 @@ begin
 end;
 $$;
 
--- The receipts of an array in their order; one that stands in it twice counts once.
+-- The receipts of an array in their order; one that stands in it twice counts once. A null in one is no error: like
+-- any receipt that is not current it is lost.
 create or replace function baton._receipts(receipts jsonb)
 returns table (nth bigint, message_id bigint, delivery bigint, is_first boolean)
 language plpgsql
@@ -74,7 +75,12 @@ begin
   select i.value
   into v_item
   from jsonb_array_elements(_receipts.receipts) as i
-  where (i.value ->> 'message_id' ~ '^[0-9]{1,18}$' and i.value ->> 'delivery' ~ '^[0-9]{1,18}$') is not true
+  where (
+    i.value -> 'message_id' is not null
+    and i.value -> 'delivery' is not null
+    and coalesce(i.value ->> 'message_id', '0') ~ '^[0-9]{1,18}$'
+    and coalesce(i.value ->> 'delivery', '0') ~ '^[0-9]{1,18}$'
+  ) is not true
   limit 1;
   if found then
     perform baton._raise('invalid_receipts', 'not a receipt: ' || left(v_item::text, 60));

@@ -242,10 +242,18 @@ begin
   perform baton._check_interval('pending_timeout', register_worker_function.pending_timeout, '1 second');
   perform baton._check_interval('heartbeat_timeout', register_worker_function.heartbeat_timeout, '1 second');
 
-  insert into baton.worker_functions (function_name, queue_name)
-  values (register_worker_function.function_name, register_worker_function.function_name)
-  on conflict on constraint worker_functions_pkey do nothing;
-  v_function := baton._lock_function(register_worker_function.function_name);
+  perform baton._require_read_committed();
+  loop
+    insert into baton.worker_functions (function_name, queue_name)
+    values (register_worker_function.function_name, register_worker_function.function_name)
+    on conflict on constraint worker_functions_pkey do nothing;
+    select f.*
+    into v_function
+    from baton.worker_functions as f
+    where f.function_name = register_worker_function.function_name
+    for no key update of f;
+    exit when found;
+  end loop;
   perform baton._book_expiry(v_function, baton._now());
   update baton.worker_functions as f
   set queue_name = coalesce(register_worker_function.queue_name, f.queue_name),

@@ -26,7 +26,7 @@ begin
     select
     from baton.workers as w
     where w.worker_id = v_function.invocation_worker_id
-      and w.last_heartbeat_at <= w.started_at
+      and w.last_heartbeat_at = w.started_at
       and w.stopping_at is null
   ) then
     perform baton._incident(
@@ -218,10 +218,11 @@ begin
     when 'ready' then
       if v_function.invocation_worker_id <> accept_worker_invocation.worker_id then
         reason := 'already_accepted';
-      elsif (v_worker.stopping_at is null and v_worker.stopped_at is null and v_worker.deprecated_at is null) then
-        outcome := 'accepted';
-      else
+      elsif v_worker.worker_id is null
+        or v_worker.stopping_at is not null or v_worker.stopped_at is not null or v_worker.deprecated_at is not null then
         reason := 'worker_gone';
+      else
+        outcome := 'accepted';
       end if;
     when 'pending' then
       if not v_function.enabled then

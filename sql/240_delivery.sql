@@ -16,9 +16,13 @@ language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_problem text := baton._schema_problem('pg_net', 'net');
 begin
-  if to_regprocedure('net.http_post(text,jsonb,jsonb,jsonb,integer)') is null then
-    return 'pg_net is not installed in this database';
+  if v_problem is not null then
+    return v_problem;
+  elsif to_regprocedure('net.http_post(text,jsonb,jsonb,jsonb,integer)') is null then
+    return 'schema net has no function http_post like pg_net''s';
   elsif current_setting('pg_net.database_name', true) is null then
     return 'pg_net is not in shared_preload_libraries';
   elsif current_setting('pg_net.database_name', true) <> current_database() then
@@ -55,7 +59,12 @@ as $$
 declare
   v_place text := 'baton.secrets';
 begin
-  if to_regclass('vault.decrypted_secrets') is not null then
+  if to_regnamespace('vault') is not null then
+    problem := baton._schema_problem('Supabase Vault', 'vault');
+  end if;
+  if problem is not null then
+    return;
+  elsif to_regclass('vault.decrypted_secrets') is not null then
     v_place := 'Supabase Vault';
     execute 'select s.decrypted_secret from vault.decrypted_secrets as s where s.name = $1'
     into secret using _credential.secret_name;
@@ -176,19 +185,18 @@ begin
   while v_wanted > 0 loop
     v_claimed := 0;
     for v_delivery in
-      select
-        c.message_id, c.delivery, c.payload, c.failures, c.lapses, c.visible_at,
-        exists (
-          select
-          from baton.worker_functions as f
-          where f.function_name = c.payload ->> 'function_name'
-            and f.invocation_id::text = c.payload -> 'body' ->> 'invocation_id'
-            and baton._is_pending(f, v_now)
-        ) as is_wanted
+      select c.message_id, c.delivery, c.payload, c.failures, c.lapses, c.visible_at
       from baton._claim('baton.deliveries', null, v_wanted, null) as c
     loop
       v_claimed := v_claimed + 1;
-      if v_delivery.is_wanted then
+      -- A statement of its own: the snapshot of the one above may be older than the request that it claimed.
+      if exists (
+        select
+        from baton.worker_functions as f
+        where f.function_name = v_delivery.payload ->> 'function_name'
+          and f.invocation_id::text = v_delivery.payload -> 'body' ->> 'invocation_id'
+          and baton._is_pending(f, v_now)
+      ) then
         v_wanted := v_wanted - 1;
         message_id := v_delivery.message_id;
         delivery := v_delivery.delivery;

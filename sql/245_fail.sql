@@ -1,18 +1,24 @@
 /*
  * fail: a handler, or a sender, could not do it.
  *
- * The final failure of a delivery also dismisses the invocation. It locks the function before the message; both are
- * known beforehand, because a message never changes its queue or its payload.
+ * The final failure of a delivery also dismisses the invocation. It locks the function before the message; that it is
+ * final is known beforehand, because only the receipt's holder counts failures.
  */
 
--- Doubled with each failure, from backoff_base up to backoff_max, give or take a fifth.
+-- Doubled with each failure, from backoff_base up to backoff_max, give or take a fifth. In seconds: an interval doubled
+-- that often is out of range.
 create or replace function baton._backoff(failures integer)
 returns interval
 language sql
 volatile
 begin atomic
-  select least(s.backoff_base * (2 ^ least(greatest(_backoff.failures - 1, 0), 40)), s.backoff_max)
-    * (0.8 + 0.4 * random())
+  select
+    make_interval(
+      secs => least(
+        extract(epoch from s.backoff_base)::double precision * 2 ^ least(greatest(_backoff.failures - 1, 0), 60),
+        extract(epoch from s.backoff_max)::double precision
+      ) * (0.8 + 0.4 * random())
+    )
   from baton.settings as s;
 end;
 
@@ -45,7 +51,9 @@ begin
   where f.function_name = (
     select m.payload ->> 'function_name'
     from baton.messages as m
-    where m.message_id = fail.message_id and m.queue_name = 'baton.deliveries'
+    where m.message_id = fail.message_id
+      and m.queue_name = 'baton.deliveries'
+      and (fail.final or m.failures + 1 >= (select s.max_failures from baton.settings as s))
   )
   for no key update of f;
   if found then
@@ -92,5 +100,5 @@ comment on function baton.fail(bigint, bigint, text, interval, boolean) is
 'Say that a message could not be handled: it counts a failure and is due again later, or is dead. A delivery''s final failure dismisses the invocation that it was to deliver.
 Arguments: error, for people; delay, by default settings.backoff_base doubled with each failure up to settings.backoff_max, give or take a fifth; final, as at its limit.
 Outcomes: failed, with visible_at; dead, at settings.max_failures or final; lost, where the receipt is not current
-Raises: 22023, 54000
-Locks: the message; of a delivery the function first';
+Raises: 22023, 54000; 25001 where it ends a delivery
+Locks: the message; where it ends a delivery the function first';

@@ -38,6 +38,7 @@ declare
   v_transport text := baton._transport();
   v_candidate text;
   v_function baton.worker_functions;
+  v_reserved baton.worker_functions;
 begin
   perform baton._require_read_committed();
   for v_candidate in
@@ -76,8 +77,8 @@ begin
       continue;
     end if;
     begin
-      v_function := baton._reserve_invocation(v_function, v_now);
-      request_id := baton._request_start(v_function, v_transport);
+      v_reserved := baton._reserve_invocation(v_function, v_now);
+      request_id := baton._request_start(v_reserved, v_transport);
       outcome := 'reserved';
     exception
       when others then
@@ -85,10 +86,10 @@ begin
         detail := sqlerrm;
     end;
     if outcome = 'error' then
-      v_function := baton._reserve_invocation(v_function, v_now);
-      v_function := baton._fail_invocation(v_function, 'error', detail, v_now);
+      v_reserved := baton._reserve_invocation(v_function, v_now);
+      perform baton._fail_invocation(v_reserved, 'error', detail, v_now);
     end if;
-    invocation_id := v_function.invocation_id;
+    invocation_id := v_reserved.invocation_id;
     return next;
   end loop;
 end;

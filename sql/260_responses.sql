@@ -45,11 +45,12 @@ begin
     order by f.last_invoked_at
     limit 1000
   ) as a;
-  if v_ids is null or to_regclass('net._http_response') is null then
+  if v_ids is null
+    or baton._schema_problem('pg_net', 'net') is not null or to_regclass('net._http_response') is null then
     return 0;
   end if;
 
-  execute 'select s.last_value from net.http_request_queue_id_seq as s' into v_last_id;
+  execute 'select s.last_value - (not s.is_called)::integer from net.http_request_queue_id_seq as s' into v_last_id;
   if v_last_id < (select max(i.id) from unnest(v_ids) as i (id)) then
     with free as (
       select f.function_name
@@ -75,7 +76,14 @@ begin
     select f.*
     into v_function
     from baton.worker_functions as f
-    where f.invocation_transport = 'pg_net' and f.invocation_request_id = v_response.id
+    where f.invocation_request_id = v_response.id
+      and f.function_name = (
+        select n.function_name
+        from baton.worker_functions as n
+        where n.invocation_transport = 'pg_net' and n.invocation_request_id = v_response.id
+        order by n.last_invoked_at desc
+        limit 1
+      )
     for no key update of f skip locked;
     continue when not found;
     v_failure := baton._response_failure(v_response.status_code, v_response.error_msg);
@@ -116,7 +124,7 @@ as $$
 declare
   v_head_id bigint;
 begin
-  if to_regclass('net.http_request_queue') is not null then
+  if baton._schema_problem('pg_net', 'net') is null and to_regclass('net.http_request_queue') is not null then
     execute 'select q.id from net.http_request_queue as q limit 1' into v_head_id;
   end if;
   update baton.state as s

@@ -2,7 +2,7 @@
  * pg_cron, which is found late: what there is of it in this database, and the history that it never purges.
  */
 
--- Null where pg_cron is not in this database.
+-- Null where pg_cron is not in this database, or its schema can't be used.
 create or replace function baton._cron_version()
 returns text
 language plpgsql
@@ -10,7 +10,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if to_regclass('cron.job') is null then
+  if baton._schema_problem('pg_cron', 'cron') is not null or to_regclass('cron.job') is null then
     return null;
   end if;
   return (select e.extversion from pg_extension as e where e.extname = 'pg_cron');

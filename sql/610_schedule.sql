@@ -51,7 +51,8 @@ begin
   end if;
   if v_version is null then
     outcome := 'unavailable';
-    detail := 'pg_cron is not in this database: call baton.tick() every few seconds by other means';
+    detail := coalesce(baton._schema_problem('pg_cron', 'cron'), 'pg_cron is not in this database')
+      || ': call baton.tick() every few seconds by other means';
     return;
   end if;
 
@@ -71,7 +72,7 @@ $$;
 comment on function baton.schedule(interval) is
 'Let pg_cron call tick(): one job, changed in place where it is there already. The job runs as the owner of the package.
 Arguments: tick_every, 1 to 59 whole seconds, or one minute; by default 5 seconds.
-Outcomes: scheduled; unavailable, where pg_cron is not in this database; with detail
+Outcomes: scheduled; unavailable, where pg_cron is not in this database or its schema can''t be used; with detail
 Raises: 22023
 Locks: none of the package''s';
 
@@ -86,17 +87,18 @@ declare
 begin
   if baton._cron_version() is null then
     outcome := 'unavailable';
-    detail := 'pg_cron is not in this database';
+    detail := coalesce(baton._schema_problem('pg_cron', 'cron'), 'pg_cron is not in this database');
     return;
   end if;
   execute 'select cron.unschedule(j.id) from unnest($1) as j (id)' using v_job_ids;
+  execute 'delete from cron.job_run_details as r where r.jobid = any ($1)' using v_job_ids;
   outcome := 'unscheduled';
   detail := format('%s jobs removed', coalesce(cardinality(v_job_ids), 0));
 end;
 $$;
 
 comment on function baton.unschedule() is
-'Take the job of schedule() away.
-Outcomes: unscheduled, also where there was none; unavailable, where pg_cron is not in this database; with detail
+'Take the job of schedule() away, and what pg_cron''s history tells of it.
+Outcomes: unscheduled, also where there was none; unavailable, where pg_cron is not in this database or its schema can''t be used; with detail
 Raises: none
 Locks: none of the package''s';

@@ -11,7 +11,9 @@ select
   case s.startup_state
     when 'retryable' then 0
     when 'throttled' then extract(epoch from baton._next_attempt_at(f, c.at) - c.at)
-    when 'pending' then extract(epoch from greatest(f.invocation_expires_at, baton._next_attempt_at(f, c.at)) - c.at)
+    when 'pending' then extract(epoch from greatest(
+      f.invocation_expires_at, baton._next_attempt_at(f, f.invocation_expires_at)
+    ) - c.at)
   end as seconds_until_next_attempt,
   f.failed_starts + baton._is_overdue(f, c.at)::integer as failed_starts,
   f.invocation_error,

@@ -37,7 +37,8 @@ begin
   if v_job_ids is null then
     severity := case when v_is_ticking then 'ok' else 'warning' end;
     detail := case
-      when baton._cron_version() is null then 'pg_cron is not in this database'
+      when baton._cron_version() is null
+        then coalesce(baton._schema_problem('pg_cron', 'cron'), 'pg_cron is not in this database')
       else 'pg_cron has no job of schedule()'
     end || case when v_is_ticking then '; something else ticks' else '' end;
     advice := case when not v_is_ticking then 'select * from baton.schedule()' end;

@@ -71,16 +71,18 @@ def has_extension(bindir: str, name: str) -> bool:
 def _candidates() -> list[str]:
     """Folders with the programs of a system Postgres that is new enough, newest first."""
     dirs = glob.glob("/usr/lib/postgresql/*/bin") + glob.glob("/usr/pgsql-*/bin")
-    found = shutil.which("pg_config")
-    if found:
-        dirs.append(subprocess.run([found, "--bindir"], capture_output=True, text=True, check=True).stdout.strip())
-    dirs = [d for d in dict.fromkeys(dirs) if Path(d, "initdb").exists() and Path(d, "postgres").exists()]
+    dirs = [d for d in dirs if Path(d, "initdb").exists() and Path(d, "postgres").exists()]
     return sorted((d for d in dirs if major_version(d) >= OLDEST), key=major_version, reverse=True)
 
 
 def find_bindir(version: str | None = None) -> str:
-    """The version asked for (or PG in the environment), else the newest that can run the tests, else the newest."""
+    """The version asked for (or PG in the environment), else the newest that can run the tests, else the newest.
+
+    In place of a version a folder of programs may be given.
+    """
     version = version or os.environ.get("PG") or None
+    if version and "/" in version:
+        return version
     system = _candidates()
     if version:
         for bindir in system:

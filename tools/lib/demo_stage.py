@@ -32,17 +32,20 @@ class Stage:
     def check(self, what, expected, seen, ok=None):
         self.checks.append((what, str(expected), str(seen), expected == seen if ok is None else ok))
 
+    @property
+    def wrong(self):
+        return sum(not ok for *_, ok in self.checks)
+
     def report(self):
         """Print the figures; the exit status."""
-        table = Table(box=box.ASCII2, title="The figures", title_justify="left")
+        table = Table(box=box.SIMPLE_HEAD, title="The figures", title_justify="left", pad_edge=False)
         for column in ("what", "expected", "seen", ""):
             table.add_column(column, overflow="fold")
         for what, expected, seen, ok in self.checks:
             table.add_row(what, expected, seen, "ok" if ok else "WRONG")
         self.console.print(table)
-        wrong = sum(not ok for *_, ok in self.checks)
-        self.say(f"{len(self.checks) - wrong} of {len(self.checks)} figures are as they should be.")
-        return 0 if self.checks and not wrong else 1
+        self.say(f"{len(self.checks) - self.wrong} of {len(self.checks)} figures are as they should be.")
+        return 0 if self.checks and not self.wrong else 1
 
     @contextlib.asynccontextmanager
     async def screen(self, table, line):

@@ -1,0 +1,128 @@
+"""Programs under test as processes of their own, and an HTTP endpoint that answers as a test wants."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from cluster import clean_environ
+from conftest import ROOT, wait_until
+
+SECRET = "s3cret-0f-the-te5ts"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Program:
+    """A child process whose output goes into a file; it is killed at the end if the test has not ended it."""
+
+    def __init__(self, output, command, env):
+        self.output = Path(output)
+        environ = {k: v for k, v in clean_environ().items() if not k.lower().endswith("_proxy")}
+        with self.output.open("ab") as file:
+            self.process = subprocess.Popen([sys.executable, *map(str, command)], stdin=subprocess.DEVNULL, stdout=file,
+                                            stderr=file, env={**environ, **env}, cwd=ROOT)
+
+    def text(self):
+        return self.output.read_text()
+
+    def wait_for(self, text, times=1):
+        def said():
+            ended = self.process.poll() is not None
+            if self.text().count(text) >= times:
+                return True
+            assert not ended, f"it ended without {text!r}:\n{self.text()}"
+
+        try:
+            wait_until(said, f"{text!r} {times} times in the output", timeout=20)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.text()}") from None
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def wait(self, timeout=20):
+        return self.process.wait(timeout)
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class Request:
+    def __init__(self, path, headers, body):
+        self.path, self.headers, self.body = path, headers, body
+        self.invocation_id = body.get("invocation_id")
+
+
+class Endpoint:
+    """An HTTP server on a free port. `answer` is called with each Request and returns a status, or (status, headers)."""
+
+    def __init__(self):
+        self.requests, self.answer = [], lambda _: 202
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                request = Request(self.path, self.headers, json.loads(body or b"{}"))
+                endpoint.requests.append(request)
+                answer = endpoint.answer(request)
+                status, headers = answer if isinstance(answer, tuple) else (answer, {})
+                try:
+                    self.send_response(status)
+                    for name, value in headers.items():
+                        self.send_header(name, value)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                except OSError:
+                    pass  # the sender did not wait
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def ids(self):
+        return [str(request.invocation_id) for request in self.requests]
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def role(conn, kind):
+    """A role with the grants of that kind alone."""
+    name = f"baton_test_{kind}"
+    if not conn.execute("select 1 from pg_roles where rolname = %s", (name,)).fetchone():
+        conn.execute(f"create role {name} login")
+    conn.execute("select baton.grant_usage(%s, %s)", (name, kind))
+    return name
+
+
+def sender(database, output, *options, user, secret=SECRET, env=()):
+    environment = {"BATON_SECRET_KEY": secret} if secret is not None else {}
+    return Program(output, [ROOT / "tools/sender", "--poll", "0.1", "--database-url",
+                            database.cluster.dsn(database.name, user=user), *options], {**environment, **dict(env)})
+
+
+def worker(database, output, port, *, user, function="orders", code=None, **env):
+    """docs/examples/worker_http.py; code: Python to run in its place, which can import it."""
+    command = ["-c", code] if code else [ROOT / "docs/examples/worker_http.py"]
+    return Program(output, command, {
+        "FUNCTION_NAME": function, "DATABASE_URL": database.cluster.dsn(database.name, user=user), "PORT": str(port),
+        "BATON_TOKEN": SECRET, "HEARTBEAT_SECONDS": "0.2", "POLL_SECONDS": "0.1",
+        "PYTHONPATH": os.fspath(ROOT / "docs/examples"), **{name: str(value) for name, value in env.items()}})
