@@ -16,7 +16,7 @@ REGRESS = installed
 REGRESS_OPTS = --inputdir=tests/regress --outputdir=build/regress
 PGXS := $(shell $(PG_CONFIG) --pgxs)
 ifeq ($(wildcard $(PGXS)),)
-$(error PGXS is missing: install the server development package of your Postgres (Debian: postgresql-server-dev-15) or give PG_CONFIG=)
+$(error PGXS is missing: install postgresql-server-dev-15, or what your system calls it, or give PG_CONFIG=)
 endif
 include $(PGXS)
 installcheck: | build/regress

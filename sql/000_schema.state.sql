@@ -1,10 +1,19 @@
 /*
  * The schema, and the guards of an installation.
  *
- * SET LOCAL does nothing outside a transaction: that is how a missing one is noticed. The lock makes simultaneous
+ * SET LOCAL does nothing outside a transaction: that is how a missing one is noticed. The session is then made
+ * read-only, so that a client that goes on after the error leaves nothing behind. The lock makes simultaneous
  * installations wait for each other, so that all but the first are told that the package is there.
  */
 set local search_path = pg_catalog, pg_temp;
+
+do $$
+begin
+  if current_setting('search_path') is distinct from 'pg_catalog, pg_temp' then
+    perform set_config('default_transaction_read_only', 'on', false);
+  end if;
+end;
+$$;
 
 do $$
 declare
@@ -21,22 +30,23 @@ begin
   end if;
 
   perform pg_advisory_xact_lock(hashtextextended('pg_baton install', 0));
-  if to_regprocedure('baton.version()') is not null then
-    execute 'select baton.version()' into v_installed;
-    raise exception 'pg_baton % is already installed in this database', v_installed
-      using errcode = '42710', hint = 'To install it anew, remove it first: sql/uninstall.sql, or DROP EXTENSION pg_baton.';
-  end if;
-
   v_schema := to_regnamespace('baton');
   if v_schema is null then
     create schema baton;
-  elsif not exists (
-    select from pg_namespace as n
-    where n.oid = v_schema and n.nspowner = current_user::regrole
+    return;
+  end if;
+  if not exists (
+    select from pg_namespace as n where n.oid = v_schema and n.nspowner = current_user::regrole
   ) then
     raise exception 'schema baton belongs to another role'
       using errcode = '42501', hint = format('ALTER SCHEMA baton OWNER TO %I', current_user);
-  elsif exists (
+  end if;
+  if to_regprocedure('baton.version()') is not null then
+    execute 'select baton.version()' into v_installed;
+    raise exception 'pg_baton % is already installed in this database', v_installed
+      using errcode = '42710', hint = 'To install it anew, remove it first: sql/uninstall.sql, or DROP EXTENSION.';
+  end if;
+  if exists (
     select from pg_depend as d
     where d.refclassid = 'pg_namespace'::regclass and d.refobjid = v_schema and d.deptype = 'n'
   ) then

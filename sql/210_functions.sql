@@ -6,7 +6,7 @@
  */
 comment on table baton.worker_functions is
 'The functions whose workers the package starts, a row each, with the current invocation.
-Written by: _complete_invocation, _expect_response, _fail_invocation, _read_responses, _reserve_invocation, disable_worker_function, enable_worker_function, register_worker_function, unregister_worker_function';
+Written by: _complete_invocation, _disable, _fail_invocation, _read_responses, _request_start, _reserve_invocation, enable_worker_function, register_worker_function, unregister_worker_function';
 comment on column baton.worker_functions.url is 'Where a start is requested; null: settings.base_url, a slash and the name.';
 comment on column baton.worker_functions.secret_name is 'The secret sent as bearer token; null: none is sent.';
 comment on column baton.worker_functions.start_mode is 'http: started by request; process: others start it.';

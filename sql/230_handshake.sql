@@ -219,7 +219,9 @@ begin
       if v_function.invocation_worker_id <> accept_worker_invocation.worker_id then
         reason := 'already_accepted';
       elsif v_worker.worker_id is null
-        or v_worker.stopping_at is not null or v_worker.stopped_at is not null or v_worker.deprecated_at is not null then
+        or v_worker.stopping_at is not null
+        or v_worker.stopped_at is not null
+        or v_worker.deprecated_at is not null then
         reason := 'worker_gone';
       else
         outcome := 'accepted';

@@ -107,7 +107,10 @@ begin
   return v_request_id;
 exception
   when others then
-    raise exception '%', coalesce(replace(sqlerrm, v_secret, '***'), sqlerrm);
+    raise exception '%', coalesce(
+      replace(replace(sqlerrm, v_secret, '***'), regexp_replace(to_json(v_secret)::text, '^"|"$', '', 'g'), '***'),
+      sqlerrm
+    );
 end;
 $$;
 

@@ -67,7 +67,7 @@ begin
   elsif v_run.status = 'failed' then
     severity := 'critical';
     detail := 'the last run failed: ' || coalesce(v_run.return_message, 'no message');
-    advice := 'if it can''t connect: let pg_hba.conf admit the owner over cron.host, or set cron.use_background_workers';
+    advice := 'if it can''t connect: admit the owner in pg_hba.conf, or set cron.use_background_workers = on';
   elsif not exists (select from pg_stat_activity as a where a.application_name = 'pg_cron scheduler') then
     severity := 'critical';
     detail := 'the scheduler of pg_cron is not running';

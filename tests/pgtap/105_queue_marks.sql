@@ -46,7 +46,9 @@ select is(baton_test.mark('q'), null, 'marks: a send makes none');
 select is_empty($$select * from baton.claim('empty')$$, 'marks: a claim that finds nothing');
 select is(baton_test.mark('empty'), null, 'marks: makes none either');
 select delivery from baton.claim('q') \gset
-select is(baton_test.mark('q'), '-infinity -infinity', 'marks: the first that finds something makes one, from the start');
+select is(
+  baton_test.mark('q'), '-infinity -infinity', 'marks: the first that finds something makes one, from the start'
+);
 
 -- Where a tick sets it
 

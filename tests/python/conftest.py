@@ -280,7 +280,7 @@ def make_database():
 
     def make(cluster, name="app", install=True):
         with psycopg.connect(cluster.dsn(), autocommit=True) as conn:
-            if not conn.execute("select from pg_database where datname = %s", (name,)).fetchone():
+            if not conn.execute("select 1 from pg_database where datname = %s", (name,)).fetchone():
                 conn.execute(psycopg.sql.SQL("create database {}").format(psycopg.sql.Identifier(name)))
         made.append(Database(cluster, name))
         if install:

@@ -122,7 +122,12 @@ begin
 end;
 $$;
 
-create function cron.alter_job(job_id bigint, schedule text default null, command text default null, active boolean default null)
+create function cron.alter_job(
+  job_id bigint,
+  schedule text default null,
+  command text default null,
+  active boolean default null
+)
 returns void
 language plpgsql
 as $$
@@ -177,11 +182,12 @@ grant select on sequence cron.runid_seq to public;
 revoke all on function cron.alter_job from public;
 
 /* What says which pg_cron a database has. */
-insert into pg_catalog.pg_extension (oid, extname, extowner, extnamespace, extrelocatable, extversion)
-select
-  pg_catalog.pg_nextoid('pg_catalog.pg_extension', 'oid', 'pg_catalog.pg_extension_oid_index'),
-  'pg_cron',
-  (select r.oid from pg_catalog.pg_roles as r where r.rolname = current_user),
-  'pg_catalog'::regnamespace,
-  false,
-  '1.6';
+do $$
+begin
+  insert into pg_catalog.pg_extension (oid, extname, extowner, extnamespace, extrelocatable, extversion)
+  values (
+    pg_catalog.pg_nextoid('pg_catalog.pg_extension', 'oid', 'pg_catalog.pg_extension_oid_index'),
+    'pg_cron', current_user::regrole, 'pg_catalog'::regnamespace, false, '1.6'
+  );
+end;
+$$;

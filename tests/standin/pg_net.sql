@@ -120,7 +120,9 @@ begin
 end;
 $$;
 
-create function net._enqueue(method text, url text, params jsonb, headers jsonb, timeout_milliseconds integer, body jsonb)
+create function net._enqueue(
+  method text, url text, params jsonb, headers jsonb, timeout_milliseconds integer, body jsonb
+)
 returns bigint
 language plpgsql
 as $$
@@ -186,7 +188,8 @@ begin
     raise exception 'Content-Type header must be "application/json"';
   end if;
 
-  return net._enqueue('POST', http_post.url, http_post.params, v_headers, http_post.timeout_milliseconds, http_post.body);
+  return net._enqueue('POST', http_post.url, http_post.params, v_headers, http_post.timeout_milliseconds,
+    http_post.body);
 end;
 $$;
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -72,14 +73,18 @@ class Stage:
                 self.say(line())
 
 
-def install(cluster, dbname, *files):
-    """A new database with the package, and then these files."""
+def install(cluster, dbname, more):
+    """A new database with the package, through the driver, and then more SQL."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "pg_baton.sql")
+        subprocess.run([ROOT / "tools/build", "plain"], check=True, stdout=subprocess.DEVNULL,
+                       env={**os.environ, "OUT": str(file)})
+        package = file.read_text()
     with psycopg.connect(cluster.dsn(), autocommit=True) as connection:
         connection.execute(f'create database "{dbname}"')
-    for file in (os.environ.get("BATON_INSTALL", ROOT / "sql/install.sql"), *files):
-        subprocess.run(
-            [f"{cluster.bindir}/psql", "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-d", cluster.dsn(dbname), "-f", str(file)],
-            check=True, stdout=subprocess.DEVNULL, env={**clean_environ(), "PGOPTIONS": "-c client_min_messages=warning"})
+    for text in (package, more):
+        with psycopg.connect(cluster.dsn(dbname)) as connection:
+            connection.execute(text)
 
 
 async def connect(cluster, dbname):

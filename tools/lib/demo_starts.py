@@ -21,7 +21,6 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import httpx
-import psycopg
 import uvicorn
 from rich import box
 from rich.console import Group
@@ -171,7 +170,7 @@ class Times:
     def __init__(self, divisor):
         self.divisor = divisor
         self.tick, self.debounce, self.pending, self.silence, self.heartbeat = (
-            seconds / divisor for seconds in (5, 6, 60, 15, 5))
+            seconds / divisor for seconds in (5, 6, 60, 30, 5))
         self.boot = 13 / divisor, 16 / divisor
 
 
@@ -275,8 +274,9 @@ def picture(side_by_side, clock, ticked_by):
     """The live table."""
     new, old = side_by_side
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("function", "left"), ("trouble", "left"), ("starts sent", "right"), ("booting", "right"),
-                          ("live workers", "right"), ("state", "left"), ("starts sent", "right"), ("live workers", "right")):
+    for name, justify in (("\nfunction", "left"), ("\ntrouble", "left"), ("pg_baton\nstarts sent", "right"),
+                          ("\nbooting", "right"), ("\nlive workers", "right"), ("\nstate", "left"),
+                          ("debounce only\nstarts sent", "right"), ("\nlive workers", "right")):
         table.add_column(name, justify=justify)
 
     def alive(side, functions):
@@ -292,8 +292,8 @@ def picture(side_by_side, clock, ticked_by):
             alive(new, functions), ", ".join(f"{s} {n}" if len(functions) > 1 else s for s, n in sorted(states.items())),
             str(sum(old.sent(f) for f in functions)) if both else "", alive(old, functions) if both else "")
     digits = [" ".join(f"[bold red]{n}[/]" if (n := s.alive[f]) > 1 else str(n) for f in FLEET) for s in side_by_side]
-    head = (f"{clock():5.1f} s, as {clock() * new.times.divisor:.0f} s in production; pg_baton ticked by {ticked_by}\n"
-            f"left: pg_baton. right: a reservation that knows only the debounce")
+    head = (f"{clock():5.1f} s, as {clock() * new.times.divisor:.0f} s in production; pg_baton is ticked by {ticked_by}; "
+            "debounce only: a reservation that knows nothing else")
     return Group(head, table, f"live workers of each fleet function   pg_baton       {digits[0]}",
                  f"                                      debounce only  {digits[1]}\n")
 
@@ -333,11 +333,8 @@ async def play(stage):
     async with contextlib.AsyncExitStack() as stack:
         cluster = stack.enter_context(Cluster(bindir, settings=settings))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pg_baton-demo-"))
-        demo_stage.install(cluster, new.dbname)
-        demo_stage.install(cluster, old.dbname, Path(__file__).with_name("debounce_only.sql"))
-        if use_cron:
-            with psycopg.connect(cluster.dsn(new.dbname), autocommit=True) as connection:
-                connection.execute("create extension pg_cron")
+        demo_stage.install(cluster, new.dbname, "create extension pg_cron" if use_cron else "")
+        demo_stage.install(cluster, old.dbname, Path(__file__).with_name("debounce_only.sql").read_text())
         for side in (new, old):
             await side.connect(cluster)
         base_url, server, serving = await serve({side.dbname: side for side in (new, old)})

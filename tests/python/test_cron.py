@@ -1,0 +1,65 @@
+"""schedule() and unschedule() on the real pg_cron of this machine. What the job does: test_zcron_minute.py."""
+
+import cron_minute
+import pytest
+from starts import call, one
+
+pytestmark = pytest.mark.skipif(not cron_minute.has_pg_cron(), reason="pg_cron is not installed")
+
+
+@pytest.fixture
+def cron(make_cluster, make_database):
+    cluster = make_cluster(cron=True)
+    conn = make_database(cluster, name="postgres").connect()
+    conn.execute("create extension pg_cron")
+    return conn
+
+
+def jobs(conn):
+    return conn.execute("select jobname, schedule, command, username, database, active from cron.job").fetchall()
+
+
+def test_the_minute_begins():
+    """Its end is looked at by the last test of the run."""
+    assert cron_minute.started().outcome.outcome == "scheduled"
+
+
+def test_one_job_changed_in_place_and_taken_away(cron):
+    assert one(cron, "unschedule").outcome == "unscheduled"
+    assert jobs(cron) == []
+    version = cron.execute("select extversion from pg_extension where extname = 'pg_cron'").fetchone()[0]
+    old = tuple(map(int, version.split("-")[0].split("."))) < (1, 5)
+
+    row = one(cron, "schedule", tick_every="5 seconds")
+    assert row.outcome == "scheduled" and version in row.detail
+    minute = ("* * * * *", "call baton._tick_for_a_minute('00:00:05')")
+    expected = minute if old else ("5 seconds", "select * from baton.tick()")
+    assert jobs(cron) == [("pg_baton tick", *expected, "postgres", "postgres", True)]
+    [(job_id,)] = cron.execute("select jobid from cron.job").fetchall()
+
+    assert one(cron, "schedule", tick_every="1 minute").outcome == "scheduled"
+    assert jobs(cron) == [("pg_baton tick", "* * * * *", "select * from baton.tick()", "postgres", "postgres", True)]
+    assert cron.execute("select jobid from cron.job").fetchall() == [(job_id,)]
+
+    cron.execute("update cron.job set active = false")
+    assert [h.severity for h in call(cron, "health") if h.finding == "cron job"] == ["critical"]
+    assert one(cron, "schedule").outcome == "scheduled"
+    assert [j.active for j in jobs(cron)] == [True]
+
+    cron.execute("select cron.schedule('of somebody else', '0 0 1 1 *', 'select 1')")
+    assert one(cron, "unschedule").outcome == "unscheduled"
+    assert [j.jobname for j in jobs(cron)] == ["of somebody else"]
+
+
+def test_only_the_packages_own_runs_are_purged_and_only_the_old_ones(cron):
+    assert one(cron, "schedule", tick_every="1 minute").outcome == "scheduled"
+    [(job_id,)] = cron.execute("select jobid from cron.job").fetchall()
+    cron.execute("""
+        insert into cron.job_run_details (jobid, runid, database, username, command, status)
+        select case when n % 2 = 0 then %s else 999 end, n, 'postgres', 'postgres', 'select 1', 'connecting'
+        from generate_series(1, 3000) as n
+    """.replace("n % 2", "n %% 2"), (job_id,))
+    assert ("cron_runs", 1000) in [(r.part, r.changed) for r in call(cron, "tick")]
+    left = dict(cron.execute("select jobid, count(*) from cron.job_run_details group by 1").fetchall())
+    assert left == {job_id: 500, 999: 1500}
+    assert "cron_runs" not in [r.part for r in call(cron, "tick")]
