@@ -97,7 +97,7 @@ as $$
 declare
   v_limit integer;
 begin
-  select s.max_payload_bytes into v_limit from baton.settings as s;
+  select s.max_payload_bytes into v_limit from baton.settings as s where s.singleton;
   if _check_size.bytes > v_limit then
     perform baton._raise('too_large', _check_size.argument, _check_size.bytes::text, v_limit::text);
   end if;

@@ -69,7 +69,7 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if (select s.message_notify from baton.settings as s) then
+  if (select s.message_notify from baton.settings as s where s.singleton) then
     perform pg_notify('baton_messages', _notify_message.queue_name);
   end if;
 end;
@@ -176,7 +176,7 @@ begin
       when jsonb_typeof(i.value) = 'object' then i.value - 'payload' <> '{}'
       else true
     end
-    or pg_column_size(i.value) > (select s.max_payload_bytes from baton.settings as s)
+    or pg_column_size(i.value) > (select s.max_payload_bytes from baton.settings as s where s.singleton)
   loop
     if jsonb_typeof(v_item) <> 'object' then
       perform baton._raise('invalid_messages', 'not an object: ' || left(v_item::text, 60));
@@ -313,7 +313,7 @@ declare
   v_mark baton.queue_marks;
   v_from timestamptz := '-infinity'::timestamptz;
 begin
-  select s.* into v_settings from baton.settings as s;
+  select s.* into v_settings from baton.settings as s where s.singleton;
   select q.* into v_mark from baton.queue_marks as q where q.queue_name = _claim.queue_name;
   if v_mark.marked_at > v_now - baton._mark_age() and v_mark.marked_at <= v_now then
     v_from := v_mark.mark;
@@ -326,7 +326,13 @@ begin
     where m.queue_name = _claim.queue_name
       and m.visible_at >= v_from
       and m.visible_at <= v_now
-      and baton._dead_reason(m.failures, m.lapses, m.claimed_at, v_settings.max_failures, v_settings.max_lapses) is null
+      and (
+        -- A delivery has no limit but the end of its invocation.
+        _claim.queue_name = 'baton.deliveries'
+        or baton._dead_reason(
+          m.failures, m.lapses, m.claimed_at, v_settings.max_failures, v_settings.max_lapses
+        ) is null
+      )
     order by m.visible_at, m.message_id
     limit coalesce(_claim.max_messages, 1)
     for no key update of m skip locked

@@ -3,6 +3,9 @@
  *
  * A receipt (message_id, delivery) is current while the row has that delivery and is claimed. A claim that ran out
  * stays its holder's until somebody else acts on it.
+ *
+ * The verbs on several receipts go through them one by one, by id: a join that was planned for a small table, or for
+ * more receipts than there are, reads all messages.
  */
 create or replace function baton._lock_receipt(message_id bigint, delivery bigint)
 returns baton.messages
@@ -29,7 +32,7 @@ returns interval
 language sql
 stable
 begin atomic
-  select s.visibility from baton.settings as s;
+  select s.visibility from baton.settings as s where s.singleton;
 end;
 
 -- A receipt whose message another delivery has taken is worth an incident; one whose message is gone is not.
@@ -58,10 +61,10 @@ begin
 end;
 $$;
 
--- The receipts of an array in their order; one that stands in it twice counts once. A null in one is no error: like
--- any receipt that is not current it is lost.
+-- The receipts of an array with their places in it. A null in one is no error: like any receipt that is not current it
+-- is lost.
 create or replace function baton._receipts(receipts jsonb)
-returns table (nth bigint, message_id bigint, delivery bigint, is_first boolean)
+returns table (nth bigint, message_id bigint, delivery bigint)
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
@@ -87,14 +90,8 @@ begin
   end if;
 
   return query
-  select
-    r.nth, r.message_id, r.delivery,
-    row_number() over (partition by r.message_id, r.delivery order by r.nth) = 1
-  from (
-    select i.nth, (i.value ->> 'message_id')::bigint as message_id, (i.value ->> 'delivery')::bigint as delivery
-    from jsonb_array_elements(_receipts.receipts) with ordinality as i (value, nth)
-  ) as r
-  order by r.nth;
+  select i.nth, (i.value ->> 'message_id')::bigint, (i.value ->> 'delivery')::bigint
+  from jsonb_array_elements(_receipts.receipts) with ordinality as i (value, nth);
 end;
 $$;
 
@@ -133,39 +130,23 @@ set enable_seqscan = off
 as $$
 declare
   v_receipt record;
+  v_outcomes text[];
 begin
   for v_receipt in
-    with given as materialized (
-      select r.nth, r.message_id, r.delivery, r.is_first from baton._receipts(ack_many.receipts) as r
-    ),
-    held as (
-      select m.message_id
-      from given as g
-      inner join baton.messages as m on m.message_id = g.message_id and m.delivery = g.delivery
-      where g.is_first and m.claimed_at is not null
-      order by m.message_id
-      for update of m
-    ),
-    gone as (
-      delete from baton.messages as m
-      using held as h
-      where m.message_id = h.message_id
-      returning m.message_id, m.delivery
-    )
-    select g.message_id, g.delivery, d.message_id is not null as is_acked
-    from given as g
-    left join gone as d on d.message_id = g.message_id and d.delivery = g.delivery and g.is_first
-    order by g.nth
+    select r.nth, r.message_id, r.delivery from baton._receipts(ack_many.receipts) as r order by r.message_id, r.nth
   loop
-    message_id := v_receipt.message_id;
-    if v_receipt.is_acked then
-      outcome := 'acked';
+    delete from baton.messages as m
+    where m.message_id = v_receipt.message_id and m.delivery = v_receipt.delivery and m.claimed_at is not null;
+    if found then
+      v_outcomes[v_receipt.nth] := 'acked';
     else
-      outcome := 'lost';
+      v_outcomes[v_receipt.nth] := 'lost';
       perform baton._note_lost(v_receipt.message_id, v_receipt.delivery, 'ack_many');
     end if;
-    return next;
   end loop;
+
+  return query
+  select v_outcomes[r.nth], r.message_id from baton._receipts(ack_many.receipts) as r order by r.nth;
 end;
 $$;
 
@@ -257,32 +238,25 @@ declare
   v_until timestamptz;
 begin
   perform baton._check_interval('visibility', extend_many.visibility);
-  perform m.message_id
-  from baton._receipts(extend_many.receipts) as r
-  inner join baton.messages as m on m.message_id = r.message_id and m.delivery = r.delivery
-  where m.claimed_at is not null
-  order by m.message_id
-  for no key update of m;
+  for v_receipt in
+    select r.message_id, r.delivery from baton._receipts(extend_many.receipts) as r order by r.message_id
+  loop
+    perform m.message_id
+    from baton.messages as m
+    where m.message_id = v_receipt.message_id and m.delivery = v_receipt.delivery and m.claimed_at is not null
+    for no key update of m;
+  end loop;
   v_until := baton._now() + coalesce(extend_many.visibility, baton._visibility());
 
   for v_receipt in
-    with extended as (
-      update baton.messages as m
-      set visible_at = greatest(m.visible_at, v_until)
-      from baton._receipts(extend_many.receipts) as r
-      where r.is_first and m.message_id = r.message_id and m.delivery = r.delivery and m.claimed_at is not null
-      returning m.message_id, m.delivery, m.visible_at
-    )
-    select r.message_id, r.delivery, e.visible_at
-    from baton._receipts(extend_many.receipts) as r
-    left join extended as e on e.message_id = r.message_id and e.delivery = r.delivery
-    order by r.nth
+    select r.message_id, r.delivery from baton._receipts(extend_many.receipts) as r order by r.nth
   loop
     message_id := v_receipt.message_id;
-    visible_at := v_receipt.visible_at;
-    if visible_at is not null then
-      outcome := 'extended';
-    else
+    update baton.messages as m
+    set visible_at = greatest(m.visible_at, v_until)
+    where m.message_id = v_receipt.message_id and m.delivery = v_receipt.delivery and m.claimed_at is not null
+    returning 'extended', m.visible_at into extend_many.outcome, extend_many.visible_at;
+    if not found then
       outcome := 'lost';
       perform baton._note_lost(v_receipt.message_id, v_receipt.delivery, 'extend_many');
     end if;

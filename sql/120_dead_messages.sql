@@ -43,30 +43,39 @@ as $$
 declare
   v_settings baton.settings;
   v_queue baton.queue_marks;
+  v_id bigint;
   v_message baton.messages;
   v_buried integer := 0;
 begin
-  select s.* into v_settings from baton.settings as s;
+  select s.* into v_settings from baton.settings as s where s.singleton;
   for v_queue in
     select q.* from baton.queue_marks as q where not starts_with(q.queue_name, 'baton.') order by q.queue_name
   loop
-    for v_message in
-      select m.*
-      from baton.messages as m
-      where m.message_id in (
-        select h.message_id
-        from baton.messages as h
-        where h.queue_name = v_queue.queue_name and h.visible_at >= v_queue.mark and h.visible_at <= _bury_messages.at
-        order by h.visible_at, h.message_id
+    for v_id in
+      with due as materialized (
+        select m.message_id, m.failures, m.lapses, m.claimed_at
+        from baton.messages as m
+        where m.queue_name = v_queue.queue_name and m.visible_at >= v_queue.mark and m.visible_at <= _bury_messages.at
+        order by m.visible_at, m.message_id
         limit 1000
       )
-      and m.visible_at <= _bury_messages.at
-      and baton._dead_reason(
-        m.failures, m.lapses, m.claimed_at, v_settings.max_failures, v_settings.max_lapses
+      select d.message_id
+      from due as d
+      where baton._dead_reason(
+        d.failures, d.lapses, d.claimed_at, v_settings.max_failures, v_settings.max_lapses
       ) is not null
-      order by m.message_id
-      for update of m skip locked
+      order by d.message_id
     loop
+      select m.*
+      into v_message
+      from baton.messages as m
+      where m.message_id = v_id
+        and m.visible_at <= _bury_messages.at
+        and baton._dead_reason(
+          m.failures, m.lapses, m.claimed_at, v_settings.max_failures, v_settings.max_lapses
+        ) is not null
+      for update of m skip locked;
+      continue when not found;
       perform baton._bury_message(
         v_message,
         baton._dead_reason(
@@ -90,17 +99,21 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 declare
+  v_id bigint;
   v_dead baton.dead_messages;
   v_now timestamptz;
   v_outcomes text[];
 begin
-  for v_dead in
-    select d.*
-    from baton.dead_messages as d
-    where d.message_id = any (redrive.message_ids)
-    order by d.queue_name, d.dedupe_key, d.message_id
-    for update of d
+  for v_id in
+    with given as materialized (
+      select d.message_id, d.queue_name, d.dedupe_key
+      from baton.dead_messages as d
+      where d.message_id = any (redrive.message_ids)
+    )
+    select g.message_id from given as g order by g.queue_name, g.dedupe_key, g.message_id
   loop
+    select d.* into v_dead from baton.dead_messages as d where d.message_id = v_id for update of d;
+    continue when not found;
     v_now := baton._now();
     if exists (
       select from baton.messages as m where m.queue_name = v_dead.queue_name and m.dedupe_key = v_dead.dedupe_key

@@ -226,7 +226,7 @@ begin
       from baton.workers as w
       where w.stopped_at is null
         and w.last_heartbeat_at <= _stop_silent_workers.at
-          - (select s.silent_worker_timeout from baton.settings as s)
+          - (select s.silent_worker_timeout from baton.settings as s where s.singleton)
       order by w.worker_id
       limit 1000
       for no key update of w skip locked

@@ -43,7 +43,7 @@ as $$
 declare
   v_transport text;
 begin
-  select s.transport into v_transport from baton.settings as s;
+  select s.transport into v_transport from baton.settings as s where s.singleton;
   if v_transport = 'auto' then
     v_transport := case when baton._pg_net_problem() is null then 'pg_net' else 'outbox' end;
   end if;
@@ -130,7 +130,7 @@ declare
   v_headers jsonb;
   v_request_id bigint;
 begin
-  select s.* into v_settings from baton.settings as s;
+  select s.* into v_settings from baton.settings as s where s.singleton;
   v_url := coalesce(v_function.url, rtrim(v_settings.base_url, '/') || '/' || v_function.function_name);
   if v_url is null then
     raise exception 'neither the function''s url nor settings.base_url is set';

@@ -19,7 +19,7 @@ begin atomic
         extract(epoch from s.backoff_max)::double precision
       ) * (0.8 + 0.4 * random())
     )
-  from baton.settings as s;
+  from baton.settings as s where s.singleton;
 end;
 
 create or replace function baton.fail(
@@ -53,7 +53,7 @@ begin
     from baton.messages as m
     where m.message_id = fail.message_id
       and m.queue_name = 'baton.deliveries'
-      and (fail.final or m.failures + 1 >= (select s.max_failures from baton.settings as s))
+      and (fail.final or m.failures + 1 >= (select s.max_failures from baton.settings as s where s.singleton))
   )
   for no key update of f;
   if found then
@@ -71,7 +71,7 @@ begin
   v_message.last_error := fail.error;
   v_reason := case
     when fail.final then 'final'
-    when v_message.failures >= (select s.max_failures from baton.settings as s) then 'failures'
+    when v_message.failures >= (select s.max_failures from baton.settings as s where s.singleton) then 'failures'
   end;
   if v_reason is null then
     update baton.messages as m

@@ -107,7 +107,7 @@ begin
       severity := 'critical';
       detail := format('a request has waited for %s', date_trunc('second', v_waiting));
       advice := 'run a sender (tools/sender)';
-    elsif (select s.transport from baton.settings as s) = 'auto' then
+    elsif (select s.transport from baton.settings as s where s.singleton) = 'auto' then
       detail := detail || '; ' || v_problem;
     end if;
     return next;
@@ -160,7 +160,7 @@ declare
   v_startup record;
   v_problem text;
 begin
-  select s.base_url into v_base_url from baton.settings as s;
+  select s.base_url into v_base_url from baton.settings as s where s.singleton;
   for v_function in
     select f.* from baton.worker_functions as f where f.enabled and f.start_mode = 'http' order by f.function_name
   loop

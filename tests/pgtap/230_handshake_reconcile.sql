@@ -158,10 +158,8 @@ select is(
   baton_test.reconcile_own('b3', 'select baton.deprecate_workers($2), baton.enable_worker_function($2), $1'), 'start',
   'reconcile: nor is a deprecated one'
 );
-select is(
-  baton_test.reconcile_own('b4', 'select baton_test.advance(''1 hour''), baton._stop_silent_workers(baton._now()), $1, $2'),
-  'start', 'reconcile: nor is one that was given up as silent'
-);
+select baton.heartbeat(baton_test.worker(20)) \g /dev/null
+select baton_test.advance('1 second') \g /dev/null
 select baton.register_worker_function('b5', url => 'http://w.test') \g /dev/null
 select baton_test.must_reserve('b5') as b5 \gset
 select is(
@@ -170,6 +168,10 @@ select is(
 select is(
   (select w.last_heartbeat_at from baton.workers as w where w.worker_id = baton_test.worker(20)) < baton._now(), true,
   'reconcile: for that one it is no heartbeat'
+);
+select is(
+  baton_test.reconcile_own('b4', 'select baton_test.advance(''1 hour''), baton._stop_silent_workers(baton._now()), $1, $2'),
+  'start', 'reconcile: nor is one of its own that was given up as silent'
 );
 
 -- Pending, and another worker is healthy

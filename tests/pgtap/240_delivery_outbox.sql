@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(65);
+select plan(70);
 
 create function baton_test.deliveries(function_name text)
 returns integer
@@ -88,6 +88,10 @@ select is(baton_test.accept('orders', :'orders', baton_test.worker(1)), 'accepte
 -- A delivery that failed
 select baton.register_worker_function('calls', url => 'http://w.test') \g /dev/null
 select baton.ensure_workers() \g /dev/null
+select is(
+  (select m.payload ->> 'url' from baton.messages as m where m.payload ->> 'function_name' = 'calls'), 'http://w.test',
+  'outbox: a url of its own comes before base_url'
+);
 select c.message_id, c.delivery from baton.claim_deliveries(10) as c where c.payload ->> 'function_name' = 'calls' \gset
 select is(baton_test.fail(:'message_id', :'delivery', 'HTTP 503 from a proxy'), 'failed', 'fail: a delivery is tried again');
 select is(baton_test.standing('calls'), 'pending', 'fail: the start stays pending');
@@ -167,6 +171,36 @@ select is(
   'claim_deliveries: at the deadline it is dropped'
 );
 select is(baton_test.deliveries('edge'), 0, 'claim_deliveries: before anybody booked the expiry');
+
+-- A sender that crashes again and again
+update baton.settings set max_lapses = 2;
+select baton.register_worker_function('lapses', url => 'http://w.test', pending_timeout => '10 minutes') \g /dev/null
+select baton.ensure_workers() \g /dev/null
+create function baton_test.lapse(times integer)
+returns integer
+language plpgsql
+as $$
+declare
+  v_claimed integer := 0;
+begin
+  for i in 1..lapse.times loop
+    perform baton_test.advance('30 seconds');
+    v_claimed := v_claimed + (
+      select count(*) from baton.claim_deliveries(10) as c where c.payload ->> 'function_name' = 'lapses'
+    );
+  end loop;
+  return v_claimed;
+end;
+$$;
+select is(baton_test.lapse(19), 19, 'claim_deliveries: a delivery has no limit of lapses');
+select baton_test.advance('29 seconds') \g /dev/null
+select baton.extend(m.message_id, m.delivery, '5 seconds') from baton.messages as m where m.payload ->> 'function_name' = 'lapses' \g /dev/null
+select baton_test.advance('1 second') \g /dev/null
+select baton.disable_worker_function('lapses') \g /dev/null
+select is(baton_test.deliveries('lapses'), 1, 'outbox: its start is over while a sender holds it');
+select is(baton_test.lapse(1), 0, 'claim_deliveries: then it is not handed out');
+select is(baton_test.deliveries('lapses'), 0, 'claim_deliveries: but dropped');
+update baton.settings set max_lapses = 20;
 
 -- A sender that is down over three starts
 select baton.register_worker_function('down', url => 'http://w.test') \g /dev/null

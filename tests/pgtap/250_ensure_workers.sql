@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(43);
+select plan(45);
 
 create function baton_test.ensured()
 returns text
@@ -32,6 +32,28 @@ begin
   return v_all;
 end;
 $$;
+
+-- Nothing to do: rows that nobody has locked yet show a lock, too
+savepoint before;
+insert into baton.worker_functions (
+  function_name, queue_name, url, start_mode, enabled, last_invoked_at, failed_starts, invocation_id, invocation_status,
+  invocation_expires_at
+)
+select f.name, f.name, 'http://w.test', f.start_mode, f.enabled, baton._now(), f.failed_starts, gen_random_uuid(),
+  f.status, baton._now() + f.expires_in
+from (
+  values
+  ('healthy', 'http', true, 0, 'ready', interval '0'), ('pending', 'http', true, 0, 'pending', '1 microsecond'),
+  ('throttled', 'http', true, 1, 'failed', '0'), ('disabled', 'http', false, 0, 'failed', '0'),
+  ('process', 'process', true, 0, null, null)
+) as f (name, start_mode, enabled, failed_starts, status, expires_in);
+insert into baton.workers (worker_id, function_name, handshake, started_at, last_heartbeat_at)
+values (baton_test.worker(1), 'healthy', true, baton._now() - interval '1 hour', baton._now());
+select baton_test.versions() as before \gset
+select baton_test.ensured() as answer \gset
+select is(:'answer'::text, 'nothing', 'ensure_workers: healthy, pending, throttled, disabled and process functions');
+select is(baton_test.versions(), :'before', 'ensure_workers: are neither written nor locked');
+rollback to savepoint before;
 
 -- Who is started
 select is(baton_test.ensured(), 'nothing', 'ensure_workers: no functions, nothing to do');

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(48);
+select plan(44);
 
 create function baton_test.scheduled(tick_every interval default '5 seconds')
 returns text

@@ -66,7 +66,7 @@ class Request:
 
 
 class Endpoint:
-    """An HTTP server on a free port. `answer` is called with each Request and returns a status, or (status, headers)."""
+    """An HTTP server on a free port. answer(request) is a status, or a status and headers."""
 
     def __init__(self):
         self.requests, self.answer = [], lambda _: 202

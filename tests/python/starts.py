@@ -84,7 +84,7 @@ def record_starts(conn):
     conn.execute("""
         create table public.starts (
           nth bigserial, pid integer default pg_backend_pid(), function_name text, invocation_id uuid,
-          at timestamptz, expires_at timestamptz
+          at timestamptz, expires_at timestamptz, written_at timestamptz default clock_timestamp()
         );
         create function public.record_start() returns trigger language plpgsql as $$
         begin

@@ -209,6 +209,7 @@ def test_an_extend_in_flight_at_the_deadline_is_never_beside_a_second_delivery(c
 def test_an_extend_in_flight_keeps_a_message_at_its_limit_from_tick_and_removal(clock_db):
     clock, a = clock_db.connect(), clock_db.session("a")
     clock.execute("update baton.settings set max_lapses = 1")
+    clock.execute("set statement_timeout = '5s'")
     send(clock)
     [first] = claim(a)
     advance(clock, "29.9 seconds")
@@ -374,6 +375,18 @@ def test_a_key_whose_message_somebody_has_open_is_a_duplicate_without_waiting(cl
     assert send(b, dedupe_key="k").outcome == ("sent" if freed else "duplicate")
 
 
+def test_redrive_does_not_wait_for_who_has_the_holder_of_its_key_open(db, conn):
+    a, b = db.session("a"), db.session("b")
+    dead = bury(conn, "k")
+    send(conn, dedupe_key="k")
+    [row] = claim(conn)
+    a.run("begin")
+    run(a, "ack", **receipt(row))
+    assert run(b, "redrive", message_ids=[dead]) == [("key_taken", dead)]
+    a.run("commit")
+    assert run(b, "redrive", message_ids=[dead]) == [("redriven", dead)]
+
+
 def test_a_duplicate_does_not_end_the_callers_transaction(db, conn, server_log):
     a, b = db.session("a"), db.session("b")
     a.run("begin")
@@ -448,10 +461,12 @@ def test_a_verb_on_several_receipts_locks_by_id(db, conn, verb):
 def test_crossing_keys_of_send_many_never_deadlock(db, server_log):
     a, b = db.connect(), db.connect()
     sent = Counter()
+    meet = threading.Barrier(2)
 
     def sender(conn, step):
         for number in range(ROUNDS):
             keys = [f"{number} {n}" for n in range(12)][::step]
+            meet.wait(10)
             rows = run(conn, "send_many", queue_name="q", messages=keyed(keys))
             sent[step] += sum(r.outcome == "sent" for r in rows)
 
@@ -557,6 +572,7 @@ def test_a_send_that_is_open_for_longer_waits_for_a_tick_and_is_not_lost(clock_d
 
 def test_a_tick_passes_by_a_mark_that_somebody_holds(clock_db):
     clock, a = clock_db.connect(), clock_db.session("a")
+    clock.execute("set statement_timeout = '5s'")
     for queue in ("one", "two"):
         send(clock, queue=queue)
         claim(clock, queue)

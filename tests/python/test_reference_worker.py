@@ -107,7 +107,15 @@ def test_from_the_tick_to_the_handled_message(fleet, server_log):
 
 
 def test_a_boot_longer_than_the_debounce_is_requested_once(fleet):
-    program = fleet.worker(BOOT_SECONDS=3)
+    program = fleet.worker(BOOT_SECONDS=3, code="""
+import worker_http, uvicorn
+boot = worker_http.initialise
+async def initialise():
+    worker_http.log("it boots")
+    await boot()
+worker_http.initialise = initialise
+uvicorn.run(worker_http.app, port=int(worker_http.os.environ["PORT"]))
+""")
     fleet.register(program.url)
     [invocation_id] = fleet.tick()
     program.wait_for("202 Accepted")
@@ -120,7 +128,7 @@ def test_a_boot_longer_than_the_debounce_is_requested_once(fleet):
     waited = fleet.conn.execute("select w.started_at - f.last_invoked_at > 2 * f.debounce"
                                 " from baton.workers as w, baton.worker_functions as f").fetchone()[0]
     assert waited, "the debounce was long over"
-    assert fleet.sender.text().count("acked") == 1
+    assert fleet.sender.text().count("acked") == 1 and program.text().count("it boots") == 1
 
 
 def test_of_two_runtimes_that_boot_for_one_request_one_is_accepted(fleet):
@@ -219,12 +227,14 @@ def test_sigterm_drains_while_the_replacement_starts(fleet):
     fleet.tick()
     fleet.wait_ready()
     fleet.send('{"seconds": 4}')
-    wait_until(lambda: fleet.conn.execute("select claimed_at from baton.messages").fetchone()[0], "the message is in hand")
+    claimed = "select claimed_at from baton.messages"
+    wait_until(lambda: fleet.conn.execute(claimed).fetchone()[0], "the message is in hand")
     fleet.register(new.url)
     old.signal()
     wait_until(lambda: fleet.workers("w.stopping_at is not null"), "the old one says that it is draining")
     fleet.wait_ready(tick=True, more_than=1)
-    assert old.process.poll() is None and fleet.workers("w.stopped_at is not null") == [], "the old one is still at work"
+    assert old.process.poll() is None, "the old one is still at work"
+    assert fleet.workers("w.stopped_at is not null") == []
     assert old.wait() == 0
     assert 'handled {"seconds": 4}' in old.text() and fleet.left() == 0
     assert len(fleet.workers()) == 2 and len(fleet.workers("w.stopped_at is null")) == 1
@@ -272,7 +282,14 @@ def test_a_message_longer_than_its_visibility_is_extended_and_handled_once(fleet
     fleet.register(program.url)
     fleet.send('{"seconds": 2.5}')
     fleet.tick()
-    wait_until(lambda: fleet.left() == 0, "it is handled")
+    claimed = "select claimed_at from baton.messages"
+    wait_until(lambda: fleet.conn.execute(claimed).fetchone()[0], "the message is in hand")
+
+    def handled():
+        assert fleet.conn.execute("select * from baton.claim('orders')").fetchall() == [], "nobody else gets it"
+        return fleet.left() == 0
+
+    wait_until(handled, "it is handled")
     assert program.text().count("handled") == 1
 
 

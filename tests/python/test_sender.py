@@ -4,7 +4,7 @@ import signal
 import threading
 
 import pytest
-from conftest import wait_until
+from conftest import wait_blocked, wait_until
 from programs import SECRET, Endpoint, free_port, role, sender
 
 
@@ -17,7 +17,7 @@ def endpoint():
 
 @pytest.fixture
 def start_sender(tmp_path):
-    """start_sender(database, *options, secret=..., env=...) -> the running program, with the grants of a sender only."""
+    """start_sender(database, *options, secret=..., env=...) -> the running program, with a sender's grants alone."""
     started = []
 
     def start(database, *options, **kw):
@@ -103,7 +103,8 @@ def test_502_is_tried_again_with_back_off_until_it_arrives(conn, db, endpoint, s
     assert invocation(conn).invocation_status == "pending"
 
 
-@pytest.mark.parametrize("status, seconds", [(307, 1), (408, 1), (409, 1), (502, 1), (520, 1), (523, 1), (504, 30), (524, 30)])
+@pytest.mark.parametrize("status, seconds", [
+    (307, 1), (408, 1), (409, 1), (502, 1), (520, 1), (523, 1), (504, 30), (524, 30)])
 def test_what_proves_nothing_dismisses_nothing(conn, db, endpoint, start_sender, status, seconds):
     """Back-off starts at 100 ms here; where the request may have arrived, --unsure-delay decides."""
     endpoint.answer = lambda _: status
@@ -142,7 +143,8 @@ def test_an_address_that_cannot_be_reached_dismisses_the_start(conn, db, start_s
     assert invocation(conn).invocation_detail.startswith("cannot ")
 
 
-@pytest.mark.parametrize("secret", [None, "", " ", f"{SECRET}\nX-Injected: yes", f"{SECRET}\r", f"{SECRET}\u00e9", f"two {SECRET}"])
+@pytest.mark.parametrize("secret", [
+    None, "", " ", f"{SECRET}\nX-Injected: yes", f"{SECRET}\r", f"{SECRET}\u00e9", f"two {SECRET}"])
 def test_without_a_usable_secret_nothing_is_sent(conn, db, endpoint, start_sender, server_log, secret):
     program = start_sender(db, secret=secret)
     register(conn, endpoint.url)
@@ -178,8 +180,9 @@ def test_no_answer_in_time_is_not_asked_for_twice_while_the_start_goes_on(conn, 
     [invocation_id] = start(conn)
     program.wait_for("no answer in time, failed")
     assert invocation(conn).invocation_status == "pending"
-    accepted = conn.execute("select * from baton.accept_worker_invocation('orders', %s, gen_random_uuid())", (invocation_id,))
-    assert accepted.fetchone().outcome == "accepted"
+    assert conn.execute("select visible_at > now() + interval '20 s' from baton.messages").fetchone() == (True,)
+    accept = "select outcome from baton.accept_worker_invocation('orders', %s, gen_random_uuid())"
+    assert conn.execute(accept, (invocation_id,)).fetchone() == ("accepted",)
     assert not deliveries(conn), "the acceptance takes the delivery away"
     released.set()
     assert endpoint.ids() == [invocation_id]
@@ -209,7 +212,8 @@ def test_a_redirect_is_not_followed(conn, db, endpoint, start_sender):
 
 def test_no_secret_in_any_output(conn, db, endpoint, start_sender, server_log):
     """Over a delivery, a refusal, a repetition and a crash of its connection."""
-    endpoint.answer = lambda request: {"/good": 202, "/bad": 500, "/again": 502 if len(endpoint.requests) < 6 else 202}[request.path]
+    again = lambda: 502 if len(endpoint.requests) < 6 else 202  # noqa: E731
+    endpoint.answer = lambda request: {"/good": 202, "/bad": 500, "/again": again()}[request.path]
     program = start_sender(db)
     for name in ("good", "bad", "again"):
         register(conn, f"{endpoint.url}/{name}", name)
@@ -244,20 +248,26 @@ def test_sigterm_finishes_what_is_in_flight_and_claims_nothing_more(conn, db, en
 
 
 def test_what_was_claimed_and_not_sent_is_parked(conn, db, endpoint, start_sender):
+    """Its claim is held where it has claimed the message and asks whether the start is still pending."""
     program = start_sender(db)
     register(conn, endpoint.url)
     conn.execute("begin")
-    conn.execute("lock table baton.messages in access exclusive mode")
     start(conn)
-    observer = db.connect()
+    holder, observer = db.session("holder"), db.connect()
+    holder.run("begin")
+    holder.start("lock table baton.worker_functions in access exclusive mode")
+    wait_blocked(observer, holder, by=conn.info.backend_pid)
+    conn.execute("commit")
+    holder.result()
     wait_until(lambda: observer.execute(
         "select 1 from pg_stat_activity where application_name = 'pg_baton sender' and datname = current_database()"
-        " and cardinality(pg_blocking_pids(pid)) > 0").fetchone(), "its claim waits")
+        " and %s = any (pg_blocking_pids(pid))", (holder.pid,)).fetchone(), "its claim waits")
     program.signal(signal.SIGINT)
     program.wait_for("stopping")
-    conn.execute("commit")
+    holder.run("commit")
     assert program.wait() == 0
     [left] = deliveries(conn)
+    assert left.delivery is not None, "it was claimed"
     assert (left.claimed_at, left.failures, left.lapses) == (None, 0, 0)
     assert conn.execute("select visible_at <= now() from baton.messages").fetchone()[0]
     assert endpoint.requests == []

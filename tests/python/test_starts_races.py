@@ -290,6 +290,22 @@ def test_an_id_that_failed_or_was_replaced_authorises_nothing_any_more(conn):
     assert startup(conn).startup_state == "ready"
 
 
+def test_a_delivery_that_a_sender_still_holds_does_not_keep_the_next_start_back(conn):
+    """A sender claims the request, goes, and the invocation expires before the claim does."""
+    register(conn)
+    [old] = reserved(conn).values()
+    advance(conn, "50 s")
+    [held] = call(conn, "claim_deliveries")
+    advance(conn, "15 s")
+    [new] = reserved(conn).values()
+    assert [d.payload["body"]["invocation_id"] for d in deliveries(conn)] == [str(old), str(new)]
+    assert [d.payload["body"]["invocation_id"] for d in call(conn, "claim_deliveries")] == [str(new)]
+    advance(conn, "15 s")
+    assert call(conn, "claim_deliveries") == []
+    assert one(conn, "ack", message_id=held.message_id, delivery=held.delivery).outcome == "lost"
+    assert function(conn).invocation_status == "pending"
+
+
 def test_a_dismissal_that_waited_for_the_next_reservation_ends_nothing(conn, first, second):
     register(conn)
     old = reserve(conn)

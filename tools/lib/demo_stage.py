@@ -96,8 +96,8 @@ async def connect(cluster, dbname):
 def process(command, environment, log):
     """A child of its own: stopped by SIGTERM at the end, and killed if that takes long."""
     with open(log, "ab") as output:
-        child = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                 env={**clean_environ(), "NO_PROXY": "127.0.0.1", **environment})
+        child = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=output,
+                                 stderr=output, env={**clean_environ(), "NO_PROXY": "127.0.0.1", **environment})
     try:
         yield child
     finally:

@@ -112,8 +112,8 @@ class Side:
                 await asyncio.sleep(seconds / 2)
                 self.failed[function] += 1
                 if invocation_id:
-                    await self.verb("select * from baton.dismiss_worker_invocation(%s, %s, %s)", function, invocation_id,
-                                    f"boot {number} failed")
+                    await self.verb("select * from baton.dismiss_worker_invocation(%s, %s, %s)", function,
+                                    invocation_id, f"boot {number} failed")
                 return
             await asyncio.sleep(seconds)
             if invocation_id:
@@ -200,7 +200,7 @@ class Reference:
         raise RuntimeError("the reference worker did not start: " + self.log.read_text())
 
     async def live(self, first_up):
-        """Run the process; kill it once its worker is up and has sent a heartbeat; run another one, as a platform does."""
+        """Run the process, kill it once its worker has sent a heartbeat, and run another one, as a platform does."""
         with demo_stage.process(self.command, self.environment, self.log) as child:
             await self.listening()
             first_up.set()
@@ -265,9 +265,8 @@ async def start_by_hand(side, base_url):
     """Just after a tick: register the function and start it, twice, without an invocation id."""
     url = f"{base_url}/{side.dbname}/manual"
     await register_one(side, "manual", url)
-    async with httpx.AsyncClient(trust_env=False) as http:
-        answers = [(await http.post(url, headers={"Authorization": f"Bearer {TOKEN}"})).json()["status"] for _ in range(2)]
-    return answers
+    async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        return [(await http.post(url)).json()["status"] for _ in range(2)]
 
 
 def picture(side_by_side, clock, ticked_by):
@@ -285,15 +284,15 @@ def picture(side_by_side, clock, ticked_by):
 
     for name, functions, trouble in [("fleet-01 to 20", FLEET, "13 to 16 s to boot"),
                                      *((f, [f], text) for f, text in TROUBLES.items())]:
-        states = Counter(new.state.get(f, "-") for f in functions)
+        count = Counter(new.state.get(f, "-") for f in functions)
+        states = ", ".join(f"{state} {n}" if len(functions) > 1 else state for state, n in sorted(count.items()))
         both = functions[0] in old.functions
         table.add_row(
             name, trouble, str(sum(new.sent(f) for f in functions)), str(sum(new.booting[f] for f in functions)),
-            alive(new, functions), ", ".join(f"{s} {n}" if len(functions) > 1 else s for s, n in sorted(states.items())),
-            str(sum(old.sent(f) for f in functions)) if both else "", alive(old, functions) if both else "")
+            alive(new, functions), states, *((str(sum(map(old.sent, functions))), alive(old, functions)) if both else ()))
     digits = [" ".join(f"[bold red]{n}[/]" if (n := s.alive[f]) > 1 else str(n) for f in FLEET) for s in side_by_side]
-    head = (f"{clock():5.1f} s, as {clock() * new.times.divisor:.0f} s in production; pg_baton is ticked by {ticked_by}; "
-            "debounce only: a reservation that knows nothing else")
+    head = (f"{clock():5.1f} s, as {clock() * new.times.divisor:.0f} s in production; "
+            f"pg_baton is ticked by {ticked_by}\ndebounce only: the same package with a reservation that does not ask whether a start is pending")
     return Group(head, table, f"live workers of each fleet function   pg_baton       {digits[0]}",
                  f"                                      debounce only  {digits[1]}\n")
 
@@ -313,9 +312,10 @@ async def clock_of(side, use_cron):
             "select extversion from pg_extension where extname = 'pg_cron'")).fetchone()
         seconds = tuple(map(int, version["extversion"].split("-")[0].split(".")[:2])) >= (1, 5)
         interval = "1 second"  # it knows whole seconds only
-        answer = await (await side.watcher.execute("select * from baton.schedule(%s::interval)", (interval,))).fetchone()
+        answer = await side.watcher.execute("select * from baton.schedule(%s::interval)", (interval,))
+        answer = await answer.fetchone()
         if answer["outcome"] == "scheduled":
-            how = "" if seconds else ", one job a minute with ticks inside"
+            how = "" if seconds else ", inside one job a minute"
             return f"pg_cron {version['extversion']} every {interval}{how}"
     side.spawn(side.tick())
     return f"this program every {side.times.tick:.2f} seconds"
@@ -326,9 +326,9 @@ async def play(stage):
     new, old = Side("pg_baton", True, times), Side("debounce_only", False, times)
     bindir = find_bindir()
     use_cron = has_extension(bindir, "pg_cron") and not stage.short
-    stage.say(f"Worker starts: 20 functions as seen in production (a tick every 5 s, debounce 6 s, boot 13 to 16 s), and "
-              f"{len(TROUBLES)} with a trouble each.\nAll times are divided by {times.divisor}: a tick every {times.tick:.2f} s, "
-              f"debounce {times.debounce:.2f} s, boot {times.boot[0]:.2f} to {times.boot[1]:.2f} s.")
+    stage.say("Worker starts: 20 functions as seen in production (a tick every 5 s, debounce 6 s, boot 13 to 16 s),\n"
+              f"and {len(TROUBLES)} with a trouble each. All times are divided by {times.divisor}: a tick every "
+              f"{times.tick:.2f} s,\ndebounce {times.debounce:.2f} s, boot {times.boot[0]:.2f} to {times.boot[1]:.2f} s.")
     settings = {"shared_preload_libraries": "pg_cron", "cron.database_name": new.dbname} if use_cron else {}
     async with contextlib.AsyncExitStack() as stack:
         cluster = stack.enter_context(Cluster(bindir, settings=settings))
@@ -364,8 +364,8 @@ async def play(stage):
 async def run(stage, new, old, base_url, use_cron):
     ticked_by = await clock_of(new, use_cron)
     stage.say(f"Ticked by {ticked_by}; the other database by this program.")
-    if use_cron and ticked_by.startswith("pg_cron 1.4"):
-        stage.say("This pg_cron begins at the next full minute.")
+    if "inside one job a minute" in ticked_by:
+        stage.say(f"That job begins at the next full minute, in {60 - time.time() % 60:.0f} s.")
     first_tick = await new.look()
     deadline = time.monotonic() + 75
     while await new.look() == first_tick:

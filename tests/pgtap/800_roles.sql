@@ -1,0 +1,282 @@
+\ir _begin.sql
+\ir _starts.sql
+select plan(70);
+
+grant usage on schema tap to public;
+create function baton_test.verbs(role_name text)
+returns text
+language sql
+stable
+begin atomic
+  select string_agg(p.proname::text collate "C", ' ' order by p.proname::text collate "C")
+  from pg_proc as p
+  where p.pronamespace = 'baton'::regnamespace and p.proname !~ '^_'
+    and has_function_privilege(verbs.role_name, p.oid, 'execute');
+end;
+create function baton_test.internals(role_name text)
+returns text
+language sql
+stable
+begin atomic
+  select string_agg(p.proname::text collate "C", ' ' order by p.proname::text collate "C")
+  from pg_proc as p
+  where p.pronamespace = 'baton'::regnamespace and p.proname ~ '^_'
+    and has_function_privilege(internals.role_name, p.oid, 'execute');
+end;
+create function baton_test.relations(role_name text)
+returns text
+language sql
+stable
+begin atomic
+  select string_agg(c.relname::text collate "C", ' ' order by c.relname::text collate "C")
+  from pg_class as c
+  where c.relnamespace = 'baton'::regnamespace
+    and case
+      when c.relkind = 'S' then has_sequence_privilege(relations.role_name, c.oid, 'usage, select, update')
+      when c.relkind in ('r', 'v') then
+        has_any_column_privilege(relations.role_name, c.oid, 'select, insert, update, references')
+        or has_table_privilege(relations.role_name, c.oid, 'delete, truncate, trigger')
+      else false
+    end;
+end;
+-- What a statement raises when a role runs it.
+create function baton_test.raised_by(role_name text, statement text)
+returns text
+language plpgsql
+as $$
+declare
+  v_raised text;
+begin
+  execute format('set local role %I', raised_by.role_name);
+  v_raised := baton_test.raised(raised_by.statement);
+  reset role;
+  return v_raised;
+end;
+$$;
+-- Calls every function of the package and reads every table, as a role; what did not end in 42501.
+create function baton_test.allowed(role_name text)
+returns setof text
+language plpgsql
+as $$
+declare
+  v_object record;
+begin
+  for v_object in
+    select p.oid::regprocedure::text as name,
+      format('%s baton.%I(%s)', case p.prokind when 'p' then 'call' else 'select' end, p.proname, (
+        select string_agg(
+          case when p.provariadic <> 0 and a.nth = p.pronargs then 'variadic ' else '' end
+          || 'null::' || format_type(a.type, null), ', ' order by a.nth
+        )
+        from unnest(p.proargtypes) with ordinality as a (type, nth)
+      )) as statement
+    from pg_proc as p
+    where p.pronamespace = 'baton'::regnamespace and p.prorettype <> 'trigger'::regtype
+    union all
+    select c.relname::text, format('select from baton.%I', c.relname)
+    from pg_class as c
+    where c.relnamespace = 'baton'::regnamespace and c.relkind in ('r', 'v', 'S')
+    union all
+    select c.relname || ' (delete)', format('delete from baton.%I', c.relname)
+    from pg_class as c
+    where c.relnamespace = 'baton'::regnamespace and c.relkind = 'r'
+  loop
+    if baton_test.raised_by(allowed.role_name, v_object.statement) <> '42501' then
+      return next v_object.name;
+    end if;
+  end loop;
+end;
+$$;
+
+create role baton_test_nobody;
+create role baton_test_client;
+create role baton_test_worker;
+create role baton_test_sender;
+create role baton_test_observer;
+create role baton_test_admin;
+select is(
+  (select g.outcome from baton.grant_usage('baton_test_' || k.kind, k.kind) as g), 'granted', 'grant_usage: ' || k.kind
+)
+from unnest(array['client', 'worker', 'sender', 'observer', 'admin']) as k (kind);
+
+-- Nobody
+select isnt_empty(
+  $$select p.oid from pg_proc as p where p.pronamespace = 'baton'::regnamespace$$, 'roles: (there is something to call)'
+);
+select is_empty($$select a.* from baton_test.allowed('baton_test_nobody') as a$$, 'roles: without a grant everything is 42501');
+grant usage on schema baton to baton_test_nobody;
+select is_empty(
+  $$select a.* from baton_test.allowed('baton_test_nobody') as a$$, 'roles: with USAGE on the schema alone too'
+);
+
+-- What each kind may: no more, no less
+select is(baton_test.verbs('baton_test_' || k.kind), k.verbs, 'roles: the verbs of a ' || k.kind)
+from (
+  values
+  ('client', 'send send_many version'),
+  (
+    'worker', 'accept_worker_invocation ack ack_many claim dismiss_worker_invocation extend extend_many fail heartbeat '
+    'park reconcile_worker_invocation register_worker reserve_worker_invocation send send_many stop_worker version'
+  ),
+  ('sender', 'ack claim_deliveries extend fail park version'),
+  ('observer', 'health version'),
+  (
+    'admin', 'deprecate_workers disable_worker_function enable_worker_function ensure_workers health redrive '
+    'register_worker_function remove_messages schedule tick unregister_worker_function unschedule version'
+  )
+) as k (kind, verbs);
+select is(
+  baton_test.relations('baton_test_' || k.kind),
+  case when k.kind in ('observer', 'admin') then 'dead_letters incident_log queue_stats worker_startup' end,
+  'roles: no table and no sequence, and what views there are, for a ' || k.kind
+)
+from unnest(array['client', 'worker', 'sender', 'observer', 'admin']) as k (kind);
+select is(
+  baton_test.internals('baton_test_' || k.kind),
+  case when k.kind in ('observer', 'admin') then '_is_healthy _is_overdue _is_pending _next_attempt_at _now _startup_state' end,
+  'roles: of the internal functions only those that views ask, none of which writes, for a ' || k.kind
+)
+from unnest(array['client', 'worker', 'sender', 'observer', 'admin']) as k (kind);
+select is(
+  baton_test.raised_by('baton_test_' || k.kind, s.statement), '42501', 'roles: a ' || k.kind || ' may not: ' || s.statement
+)
+from unnest(array['client', 'worker', 'sender', 'observer', 'admin']) as k (kind)
+cross join unnest(array[
+  'select from baton.secrets', 'update baton.settings set transport = ''outbox''', 'select baton.grant_usage(''x'', ''admin'')'
+]) as s (statement);
+
+-- They work
+update baton.settings set base_url = 'http://w.test';
+set local role baton_test_admin;
+select tap.is(
+  (select r.outcome from baton.register_worker_function('orders') as r), 'registered', 'roles: an admin registers a function'
+);
+select tap.is((select e.outcome from baton.ensure_workers() as e), 'reserved', 'roles: and starts it');
+reset role;
+set local role baton_test_sender;
+select tap.is(
+  (select a.outcome from baton.claim_deliveries() as c cross join lateral baton.ack(c.message_id, c.delivery) as a), 'acked',
+  'roles: a sender delivers'
+);
+reset role;
+select baton_test.invocation('orders') as orders \gset
+set local role baton_test_worker;
+select tap.is(
+  (select r.outcome from baton.reconcile_worker_invocation('orders', :'orders') as r), 'start', 'roles: a worker reconciles'
+);
+select tap.is(
+  (select a.outcome from baton.accept_worker_invocation('orders', :'orders', '00000000-0000-0000-0000-000000000001') as a),
+  'accepted', 'roles: and is accepted'
+);
+reset role;
+set local role baton_test_client;
+select tap.is((select s.outcome from baton.send('orders', '{}') as s), 'sent', 'roles: a client sends');
+reset role;
+set local role baton_test_worker;
+select tap.is(
+  (select a.outcome from baton.claim('orders', '00000000-0000-0000-0000-000000000001') as c
+    cross join lateral baton.ack(c.message_id, c.delivery) as a), 'acked', 'roles: a worker claims and acks'
+);
+reset role;
+set local role baton_test_observer;
+select tap.is(
+  (select concat_ws(' ', s.startup_state, s.healthy_workers) from baton.worker_startup as s), 'ready 1', 'roles: an observer reads worker_startup'
+);
+select tap.is((select count(*)::integer from baton.queue_stats), 0, 'roles: and queue_stats');
+select tap.is((select count(*)::integer from baton.dead_letters), 0, 'roles: and dead_letters');
+select tap.is((select count(*)::integer from baton.incident_log), 0, 'roles: and incident_log');
+select tap.is((select h.severity from baton.health() as h where h.finding = 'tick'), 'critical', 'roles: and health');
+reset role;
+set local role baton_test_admin;
+select tap.is((select count(*)::integer from baton.tick() as t where t.error is not null), 0, 'roles: an admin ticks');
+reset role;
+
+-- Who may grant, and to whom
+select is(
+  baton_test.raised('select baton.grant_usage(''baton_test_nobody'', ''owner'')'), '22023 invalid_choice', 'grant_usage: an unknown kind'
+);
+select is(
+  baton_test.raised('select baton.grant_usage(''baton_test_nobody'', null)'), '22023 invalid_choice', 'grant_usage: no kind'
+);
+select is(baton_test.raised('select baton.grant_usage(null, ''client'')'), '42704 unknown_role', 'grant_usage: no role');
+select is(
+  baton_test.raised('select baton.grant_usage(''public'', ''client'')'), '42704 unknown_role', 'grant_usage: PUBLIC is no role'
+);
+create role "Odd ""role""; drop schema baton --";
+create role "current_user";
+select is(
+  (select g.outcome from baton.grant_usage(r.name, 'client') as g) || ' ' || has_function_privilege(r.name, 'baton.send(text,jsonb,interval,text,text,jsonb)', 'execute'),
+  'granted true', 'grant_usage: a role of odd name: ' || r.name
+)
+from unnest(array['Odd "role"; drop schema baton --', 'current_user']) as r (name);
+select baton.grant_usage('baton_test_client', 'observer') \g /dev/null
+select is(baton_test.verbs('baton_test_client'), 'health send send_many version', 'grant_usage: kinds add up');
+drop owned by baton_test_client;
+select is(baton_test.verbs('baton_test_client'), null, 'grant_usage: DROP OWNED takes them away');
+
+-- A hostile caller
+create schema baton_test_hostile;
+grant usage, create on schema baton_test_hostile to public;
+create function baton_test_hostile.upper(text) returns text language plpgsql as $$begin raise exception 'hijacked'; end$$;
+create function baton_test_hostile.left(text, integer) returns text language plpgsql as $$begin raise exception 'hijacked'; end$$;
+create function baton_test_hostile.starts_with(text, text) returns boolean language plpgsql as $$begin raise exception 'hijacked'; end$$;
+create function baton_test_hostile.octet_length(text) returns integer language plpgsql as $$begin raise exception 'hijacked'; end$$;
+create function baton_test_hostile.gen_random_uuid() returns uuid language plpgsql as $$begin raise exception 'hijacked'; end$$;
+create function baton_test_hostile.jsonb_typeof(jsonb) returns text language plpgsql as $$begin raise exception 'hijacked'; end$$;
+create function baton_test_hostile.equal(text, text) returns boolean language plpgsql as $$begin raise exception 'hijacked'; end$$;
+create function baton_test_hostile.earlier(timestamptz, timestamptz) returns boolean language plpgsql as $$begin raise exception 'hijacked'; end$$;
+create function baton_test_hostile.later(timestamptz, interval) returns timestamptz language plpgsql as $$begin raise exception 'hijacked'; end$$;
+create operator baton_test_hostile.= (function = baton_test_hostile.equal, leftarg = text, rightarg = text);
+create operator baton_test_hostile.< (function = baton_test_hostile.earlier, leftarg = timestamptz, rightarg = timestamptz);
+create operator baton_test_hostile.+ (function = baton_test_hostile.later, leftarg = timestamptz, rightarg = interval);
+grant execute on all functions in schema baton_test_hostile to public;
+create function baton_test.hostile(role_name text, statement text)
+returns text
+language plpgsql
+set search_path = baton_test_hostile, pg_temp, pg_catalog
+as $$
+declare
+  v_answer text;
+begin
+  execute pg_catalog.format('set local role %I', hostile.role_name);
+  execute hostile.statement into v_answer;
+  reset role;
+  return v_answer;
+exception
+  when others then
+    reset role;
+    return sqlerrm;
+end;
+$$;
+create temporary table settings (transport text);
+create temporary table worker_functions (function_name text);
+create temporary table pg_roles (rolname text);
+create temporary view pg_class as select null::oid as oid where false;
+grant all on pg_temp.settings, pg_temp.worker_functions, pg_temp.pg_roles, pg_temp.pg_class to public;
+select is(baton_test.hostile(current_user, 'select ''a''::text = ''a'''), 'hijacked', 'roles: (the hostile path would be used)');
+select is(
+  baton_test.hostile('baton_test_worker', h.statement), h.answer, 'roles: a hostile search_path and temporary tables change nothing: ' || h.statement
+)
+from (
+  values
+  ('select outcome from baton.send(''work'', ''{}'', headers => ''{}'')', 'sent'),
+  ('select count(message_id)::text from baton.claim(''work'')', '1'),
+  ('select outcome from baton.reserve_worker_invocation(''orders'')', 'ready'),
+  ('select outcome from baton.heartbeat(''00000000-0000-0000-0000-000000000001'')', 'active')
+) as h (statement, answer);
+select is(baton_test.hostile('baton_test_admin', h.statement), h.answer, 'roles: nor for an admin: ' || h.statement)
+from (
+  values
+  ('select outcome from baton.register_worker_function(''mail'')', 'registered'),
+  ('select outcome from baton.ensure_workers()', 'reserved'),
+  ('select startup_state from baton.worker_startup where function_name operator(pg_catalog.=) ''mail''', 'pending'),
+  ('select count(part)::text from baton.tick() where error is not null', '0'),
+  ('select pg_catalog.count(finding)::text from baton.health() where finding operator(pg_catalog.=) ''transport''', '1')
+) as h (statement, answer);
+select is(
+  baton_test.hostile(current_user, 'select outcome from baton.grant_usage(''baton_test_client'', ''client'')'), 'granted',
+  'roles: nor for the owner who grants'
+);
+
+select * from finish();
+rollback;
