@@ -53,7 +53,7 @@ begin
     end if;
   end if;
   if jsonb_typeof(_check_message.headers) <> 'object' then
-    perform baton._raise('invalid_headers', 'an ' || jsonb_typeof(_check_message.headers));
+    perform baton._raise('invalid_headers', jsonb_typeof(_check_message.headers));
   end if;
   perform baton._check_size(
     'payload with headers',

@@ -19,7 +19,8 @@ begin atomic
         extract(epoch from s.backoff_max)::double precision
       ) * (0.8 + 0.4 * random())
     )
-  from baton.settings as s where s.singleton;
+  from baton.settings as s
+  where s.singleton;
 end;
 
 create or replace function baton.fail(

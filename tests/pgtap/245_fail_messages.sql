@@ -127,7 +127,7 @@ select results_eq(
 
 -- Back-off
 
-update baton.settings set max_failures = 1000;
+update baton.settings set max_failures = 10000;
 create function baton_test.backoffs(queue_name text, failures integer, tries integer)
 returns setof double precision
 language plpgsql
@@ -148,7 +148,7 @@ $$;
 select is_empty(
   $$select f.failures, b.seconds, f.expected
   from (
-    values (1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (9, 256), (10, 512), (11, 900), (12, 900), (100, 900), (999, 900)
+    values (1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (9, 256), (10, 512), (11, 900), (12, 900), (100, 900), (1999, 900)
   ) as f (failures, expected)
   cross join lateral baton_test.backoffs('backoff', f.failures, 40) as b (seconds)
   where b.seconds not between 0.8 * f.expected and 1.2 * f.expected$$,
@@ -164,11 +164,11 @@ update baton.settings set backoff_base = '10 minutes', backoff_max = '10 years';
 select is_empty(
   $$select b.seconds, f.expected
   from (
-    values (1, 600.0), (2, 1200), (18, 78643200), (20, 314572800), (21, 315576000), (64, 315576000), (999, 315576000)
+    values (1, 600.0), (2, 1200), (18, 78643200), (20, 314572800), (21, 315576000), (64, 315576000), (1999, 315576000)
   ) as f (failures, expected)
   cross join lateral baton_test.backoffs('settings', f.failures, 10) as b (seconds)
   where b.seconds not between 0.8 * f.expected and 1.2 * f.expected$$,
-  'fail: settings say from where to where, up to ten years and a thousand failures'
+  'fail: settings say from where to where, up to ten years and thousands of failures'
 );
 update baton.settings set backoff_base = '0', backoff_max = '0';
 select results_eq(

@@ -224,6 +224,25 @@ def test_an_extend_in_flight_keeps_a_message_at_its_limit_from_tick_and_removal(
     assert run(a, "ack", **receipt(first)) == [("acked",)]
 
 
+def test_tick_judges_each_message_under_its_lock(clock_db):
+    clock, a, b = clock_db.connect(), clock_db.session("a"), clock_db.session("b")
+    clock.execute("update baton.settings set max_lapses = 1")
+    send(clock)
+    send(clock)
+    low, high = sorted(claim(clock, max_messages=2))
+    advance(clock, "30 seconds")
+    a.run("begin")
+    a.run("insert into baton.dead_messages (message_id, queue_name, failures, lapses, created_at, died_at, reason) "
+          "values (%s, 'q', 0, 0, baton._now(), baton._now(), 'lapses')", (low.message_id,))
+    b.start(*call("tick"))
+    wait_blocked(clock, b, by=a)
+    assert run(clock, "extend", **receipt(high))[0].outcome == "extended", "tick has seen it, and not yet locked it"
+    a.run("rollback")
+    assert [r.changed for r in b.result() if r.part == "dead_letters"] == [1]
+    assert run(clock, "ack", **receipt(high)) == [("acked",)]
+    assert run(clock, "ack", **receipt(low)) == [("lost",)]
+
+
 VERBS = {
     "ack": ({}, "acked"),
     "park": ({}, "parked"),
