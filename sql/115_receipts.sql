@@ -32,7 +32,9 @@ returns interval
 language sql
 stable
 begin atomic
-  select s.visibility from baton.settings as s where s.singleton;
+  select s.visibility
+  from baton.settings as s
+  where s.singleton;
 end;
 
 -- A receipt whose message another delivery has taken is worth an incident; one whose message is gone is not.

@@ -33,7 +33,7 @@ insert into cases (condition, statement, message) values
   'start_mode must be one of http, process, not ''lambda'''
 ),
 ('missing_argument', $$select baton.register_worker(null, 'f')$$, 'worker_id must not be null'),
-('invalid_headers', $$select baton.send('work', '{}', headers => '[]')$$, 'headers must be a JSON object, not an array'),
+('invalid_headers', $$select baton.send('work', '{}', headers => '[]')$$, 'headers must be a JSON object, not array'),
 (
   'invalid_url', $$select baton.register_worker_function('f', url => 'ftp://h')$$, 'not an http or https URL: ''ftp://h'''
 ),
