@@ -43,7 +43,7 @@ demo: ## the main job on a throwaway cluster, in under two minutes; needs nothin
 test: setup ## every test, on a throwaway cluster
 	@tools/test
 
-test-pgtap: setup ## the pgTAP tests; FILES= selects
+test-pgtap: setup ## the pgTAP tests; FILES=tests/pgtap/600_tick.sql selects
 	@tools/test pgtap $(FILES)
 
 test-python: setup ## the pytest tests; ARGS= goes to pytest

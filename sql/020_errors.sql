@@ -12,7 +12,7 @@ begin atomic
     values
     (
       'invalid_name', '22023', '%1$s must be 1 to 200 bytes without control characters, not %2$s',
-      'Shorten the name or take the control characters out.'
+      'Every name is text of that kind.'
     ),
     (
       'invalid_function_name', '22023', 'a function name has 1 to 200 characters of A-Z a-z 0-9 . _ ~ -, not %1$s',
@@ -31,11 +31,11 @@ begin atomic
       'invalid_interval', '22023', '%1$s must be between 0 and 10 years, not %2$s',
       'Leave it out, or pass null, for the default.'
     ),
-    ('interval_too_short', '22023', '%1$s must be at least %2$s, not %3$s', null),
-    ('invalid_limit', '22023', '%1$s must not be negative, not %2$s', null),
-    ('invalid_choice', '22023', '%1$s must be one of %2$s, not %3$s', null),
-    ('missing_argument', '22023', '%1$s must not be null', null),
-    ('invalid_headers', '22023', 'headers must be a JSON object, not %1$s', null),
+    ('interval_too_short', '22023', '%1$s must be at least %2$s, not %3$s', 'Shorter ones would only make noise.'),
+    ('invalid_limit', '22023', '%1$s must not be negative, not %2$s', 'Leave it out, or pass null, for the default.'),
+    ('invalid_choice', '22023', '%1$s must be one of %2$s, not %3$s', 'Write it in lower case.'),
+    ('missing_argument', '22023', '%1$s must not be null', 'The runtime chooses one, new for each worker.'),
+    ('invalid_headers', '22023', 'headers must be a JSON object, not %1$s', 'For example {"trace": "…"}'),
     ('invalid_url', '22023', 'not an http or https URL: %1$s', 'For example https://example.com/functions/v1/orders'),
     (
       'invalid_messages', '22023', 'messages: %1$s',
@@ -70,6 +70,6 @@ declare
 begin
   select e.code, e.message, e.hint into strict v_error from baton._errors() as e where e.condition = _raise.condition;
   raise exception '%', format(v_error.message, variadic _raise.arguments)
-    using errcode = v_error.code, hint = coalesce(v_error.hint, ''), constraint = _raise.condition;
+    using errcode = v_error.code, hint = v_error.hint, constraint = _raise.condition;
 end;
 $$;

@@ -6,7 +6,8 @@
  * form a circle.
  *
  * These verbs pin enable_seqscan = off: a plan that a session cached while the table was nearly empty would otherwise
- * read the whole table until the next analyze.
+ * read the whole table until the next analyze. They pin jit = off with it, or the price that a disabled plan seems to
+ * have, where there is no index to use, would have it compiled at every call.
  */
 comment on table baton.messages is
 'The live messages of all queues, a row each until they are acked or dead. A queue needs no creation.
@@ -49,7 +50,7 @@ begin
   if _check_message.kind is not null then
     perform baton._check_name('kind', _check_message.kind);
     if _check_message.kind in ('run', 'task') then
-      perform baton._raise('reserved_kind', _check_message.kind);
+      perform baton._raise('reserved_kind', quote_literal(_check_message.kind));
     end if;
   end if;
   if jsonb_typeof(_check_message.headers) <> 'object' then
@@ -136,6 +137,7 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 begin
   perform baton._check_users_queue(send.queue_name);
@@ -209,6 +211,7 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 declare
   v_keyed record;
@@ -306,6 +309,7 @@ volatile
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
+set jit = off
 as $$
 declare
   v_now timestamptz := baton._now();
@@ -381,6 +385,7 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 begin
   perform baton._check_users_queue(claim.queue_name);

@@ -273,7 +273,7 @@ comment on function baton.register_worker_function(
   text, text, text, text, text, interval, interval, interval, boolean
 ) is
 'Register a function, or change what is given: null keeps what is stored. Never changes whether it is enabled.
-Arguments: function_name, 1 to 200 of A-Z a-z 0-9 . _ ~ -; queue_name, what its workers claim from, at first the function''s name; url, at first settings.base_url, a slash and the name; secret_name, the bearer token''s name in Supabase Vault or baton.secrets; start_mode, http (the default) or process (others start it); debounce (6 s), pending_timeout (60 s) and heartbeat_timeout (15 s), at least 1 s each; require_handshake (false), whether register_worker is refused.
+Arguments: function_name, 1 to 200 of A-Z a-z 0-9 . _ ~ -; queue_name, what its workers claim from, at first the function''s name; url, at first settings.base_url, a slash and the name; secret_name, the bearer token''s name in Supabase Vault, baton.secrets or the sender''s environment; start_mode, http (the default) or process (others start it); debounce (6 s), pending_timeout (60 s) and heartbeat_timeout (15 s), at least 1 s each; require_handshake (false), whether register_worker is refused.
 Outcomes: registered
 Raises: 22023, 25001
 Locks: the function';
@@ -319,7 +319,7 @@ end;
 $$;
 
 comment on function baton.unregister_worker_function(text) is
-'Forget a function. A request to start it that is still under way is refused when it arrives.
+'Forget a function. Whoever asks about a start of it that is still under way gets 42704.
 Outcomes: removed; has_workers, while one of its workers is not stopped; unknown
 Raises: 25001
 Locks: the function';

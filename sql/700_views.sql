@@ -37,11 +37,12 @@ comment on column baton.worker_startup.queue_name is 'What its workers claim fro
 comment on column baton.worker_startup.startup_state is
 'The first that applies: disabled; process (others start it); ready (a healthy worker exists); pending (a start is under way); throttled (the next attempt has to wait); retryable (the next tick starts one).';
 comment on column baton.worker_startup.protected is
-'False while a healthy worker came without the handshake: it may have been started twice.';
+'False while a healthy worker came without the handshake: it may have been started twice. Says nothing of process functions.';
 comment on column baton.worker_startup.healthy_workers is 'Workers with a fresh heartbeat that go on.';
 comment on column baton.worker_startup.seconds_until_next_attempt is
 'Until a start may be requested if nothing else happens; null where none will be.';
-comment on column baton.worker_startup.failed_starts is 'Starts in a row that failed.';
+comment on column baton.worker_startup.failed_starts is
+'Starts in a row that failed before the current one; a good start sets it to 0 when the next one is reserved.';
 comment on column baton.worker_startup.invocation_error is
 'Why the last start failed: dismissed, expired, disabled, deprecated, or error (it could not be requested).';
 comment on column baton.worker_startup.invocation_detail is
@@ -79,7 +80,7 @@ full join dead on dead.queue_name = live.queue_name;
 
 comment on view baton.queue_stats is 'The messages of each queue that has any, counted.';
 comment on column baton.queue_stats.queue_name is 'The queue.';
-comment on column baton.queue_stats.ready is 'Due: the next claim may take them. Those whose claim ran out are among them.';
+comment on column baton.queue_stats.ready is 'Due. Those whose claim ran out are among them, and those at their limit until a tick buries them.';
 comment on column baton.queue_stats.delayed is 'Due later: sent with a delay, parked or backing off.';
 comment on column baton.queue_stats.in_flight is 'Claimed by somebody.';
 comment on column baton.queue_stats.dead is 'In dead_letters.';

@@ -20,7 +20,10 @@ begin
   severity := case when v_is_ticking then 'ok' else 'critical' end;
   detail := coalesce('last tick ' || date_trunc('second', v_now - v_state.last_tick_at) || ' ago', 'tick() never ran');
   if not v_is_ticking then
-    advice := 'select * from baton.schedule(), or call baton.tick() every few seconds';
+    advice := case
+      when baton._cron_version() is null then 'call baton.tick() every few seconds'
+      else 'select * from baton.schedule()'
+    end;
   end if;
   return next;
 
@@ -41,7 +44,11 @@ begin
         then coalesce(baton._schema_problem('pg_cron', 'cron'), 'pg_cron is not in this database')
       else 'pg_cron has no job of schedule()'
     end || case when v_is_ticking then '; something else ticks' else '' end;
-    advice := case when not v_is_ticking then 'select * from baton.schedule()' end;
+    advice := case
+      when v_is_ticking then null
+      when baton._cron_version() is null then 'create extension pg_cron, or let something else call baton.tick()'
+      else 'select * from baton.schedule()'
+    end;
     return next;
     return;
   end if;
@@ -194,7 +201,7 @@ begin
       advice := 'deploy the handshake, then register_worker_function(…, require_handshake => true)';
       return next;
     end if;
-    if v_startup.failed_starts >= 3 then
+    if v_startup.failed_starts >= 3 and v_startup.startup_state <> 'ready' then
       severity := 'critical';
       finding := 'failing';
       detail := format(

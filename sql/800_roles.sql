@@ -46,7 +46,7 @@ as $$
 declare
   v_object record;
 begin
-  perform baton._check_choice('kind', grant_usage.kind, 'worker', 'client', 'observer', 'admin', 'sender');
+  perform baton._check_choice('kind', grant_usage.kind, 'client', 'worker', 'sender', 'observer', 'admin');
   if not exists (select from pg_roles as r where r.rolname = grant_usage.role_name) then
     perform baton._raise('unknown_role', quote_nullable(left(grant_usage.role_name, 60)));
   end if;

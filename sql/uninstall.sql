@@ -2,6 +2,7 @@
 -- While workers are live it refuses, unless told: PGOPTIONS="-c baton.uninstall=yes" psql …
 \set ON_ERROR_STOP on
 set local search_path = pg_catalog, pg_temp;
+set local client_min_messages = warning;
 
 do $$
 begin

@@ -2,9 +2,8 @@
 
     FUNCTION_NAME=orders DATABASE_URL=postgresql:///app BATON_TOKEN=... PORT=8080 python docs/examples/worker_http.py
 
-Answer every request at once, reconcile it first, initialise in the background, accept, and only then process;
-heartbeat, drain, stop. The answers (docs/guides/handlers.md): 202 starting or pending, 200 ready, 409 rejected or
-disabled, 429 throttled, 400 and 401 the caller's mistake, 502 this runtime can't tell or is shutting down: ask again.
+Answer at once, reconcile first, initialise in the background, accept, and only then process; heartbeat, drain, stop.
+Which HTTP status says what stands in docs/guides/handlers.md. Needs psycopg, starlette and uvicorn.
 """
 import asyncio
 import contextlib
@@ -73,10 +72,11 @@ class Worker:
     async def run(self):
         beat = asyncio.create_task(self.heartbeat())
         while not self.draining:
-            with contextlib.suppress(psycopg.Error):  # the heartbeat reports a database that is away
-                if await self.work():
-                    continue
-            await asyncio.sleep(POLL_SECONDS)
+            try:
+                busy = await self.work()
+            except psycopg.Error as error:
+                busy = log("database:", error)
+            await asyncio.sleep(0 if busy else POLL_SECONDS)
         beat.cancel()
         with contextlib.suppress(psycopg.Error):  # if it can't be said, the heartbeat timeout says it
             await self.database.call("select * from baton.stop_worker(%s)", self.worker_id)
@@ -127,7 +127,7 @@ class Runtime:
             self.worker.worker_id if self.worker and not self.worker.draining else None)
         if answer["outcome"] != "start":
             return {"ready": 200, "rejected": 409}[answer["outcome"]], {
-                "status": answer["outcome"], "reason": answer["reason"], "worker_id": str(answer["worker_id"])}
+                "status": answer["outcome"], "reason": answer["reason"], "worker_id": str(answer["worker_id"] or "")}
         if self.shutting_down:
             return 502, {"status": "shutting down"}
         self.invocation_id = invocation_id  # the newest: an initialisation that is under way accepts with this one
@@ -181,8 +181,8 @@ async def start(request):
         return JSONResponse({"status": "malformed"}, 400)
     try:
         status, answer = await runtime.request(invocation_id)
-    except psycopg.Error:
-        status, answer = 502, {"status": "the database does not answer"}
+    except psycopg.Error as error:  # a refusal (no grant, no such function) dismisses the start; no database does not
+        status, answer = 502 if isinstance(error, psycopg.OperationalError) else 500, {"status": type(error).__name__}
     return JSONResponse(answer, status)
 
 

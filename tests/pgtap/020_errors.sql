@@ -18,7 +18,7 @@ insert into cases (condition, statement, message) values
   'dedupe_key must be 1 to 500 bytes without control characters, not '''''
 ),
 ('reserved_queue', $$select baton.send('baton.deliveries', '{}')$$, 'queue ''baton.deliveries'' is reserved'),
-('reserved_kind', $$select baton.send('work', '{}', kind => 'run')$$, 'kind run is reserved'),
+('reserved_kind', $$select baton.send('work', '{}', kind => 'run')$$, 'kind ''run'' is reserved'),
 (
   'invalid_interval', $$select baton.send('work', '{}', delay => '-1 second')$$,
   'delay must be between 0 and 10 years, not -00:00:01'

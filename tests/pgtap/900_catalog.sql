@@ -93,7 +93,7 @@ inner join raised as d on d.function = r.called
 inner join baton._errors() as e on e.condition = d.condition
 where (r.function, e.code) <> ('register_worker_function', '42704');  -- it locks a row that it has just written
 
-select plan(32);
+select plan(33);
 
 -- Privileges
 
@@ -165,6 +165,13 @@ select is_empty($$
   where f.language = 'sql' and not f.atomic
     and 'search_path=pg_catalog, pg_temp' <> all (coalesce(f.config, '{}'))
 $$, 'path: every sql function is begin atomic or pins pg_catalog, pg_temp');
+
+-- A plan that has to use what is disabled looks so dear that it would be compiled at every call.
+select is_empty($$
+  select f.name
+  from functions as f
+  where 'enable_seqscan=off' = any (coalesce(f.config, '{}')) and 'jit=off' <> all (f.config)
+$$, 'plans: where sequential scans are disabled, jit is off');
 
 select is_empty($$
   select f.name, f.language from functions as f where f.language not in ('sql', 'plpgsql')

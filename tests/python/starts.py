@@ -42,7 +42,8 @@ def worker(conn, worker_id):
 
 
 def deliveries(conn):
-    return conn.execute("select * from baton.messages where queue_name = 'baton.deliveries' order by message_id").fetchall()
+    return conn.execute("select * from baton.messages where queue_name = 'baton.deliveries'"
+                        " order by message_id").fetchall()
 
 
 def incidents(conn, kind):

@@ -1,10 +1,13 @@
-"""schedule() and unschedule() on the real pg_cron of this machine. What the job does: test_zcron_minute.py."""
+"""schedule() and unschedule() on the real pg_cron of this machine, and the job that they make.
+
+That pg_cron really runs it is looked at by test_zcron_minute.py.
+"""
 
 import cron_minute
 import pytest
 from starts import call, one
 
-pytestmark = pytest.mark.skipif(not cron_minute.has_pg_cron(), reason="pg_cron is not installed")
+needs_pg_cron = pytest.mark.skipif(not cron_minute.has_pg_cron(), reason="pg_cron is not installed")
 
 
 @pytest.fixture
@@ -19,11 +22,13 @@ def jobs(conn):
     return conn.execute("select jobname, schedule, command, username, database, active from cron.job").fetchall()
 
 
+@needs_pg_cron
 def test_the_minute_begins():
     """Its end is looked at by the last test of the run."""
     assert cron_minute.started().outcome.outcome == "scheduled"
 
 
+@needs_pg_cron
 def test_one_job_changed_in_place_and_taken_away(cron):
     assert one(cron, "unschedule").outcome == "unscheduled"
     assert jobs(cron) == []
@@ -51,6 +56,7 @@ def test_one_job_changed_in_place_and_taken_away(cron):
     assert [j.jobname for j in jobs(cron)] == ["of somebody else"]
 
 
+@needs_pg_cron
 def test_only_the_packages_own_runs_are_purged_and_only_the_old_ones(cron):
     assert one(cron, "schedule", tick_every="1 minute").outcome == "scheduled"
     [(job_id,)] = cron.execute("select jobid from cron.job").fetchall()
@@ -63,3 +69,17 @@ def test_only_the_packages_own_runs_are_purged_and_only_the_old_ones(cron):
     left = dict(cron.execute("select jobid, count(*) from cron.job_run_details group by 1").fetchall())
     assert left == {job_id: 500, 999: 1500}
     assert "cron_runs" not in [r.part for r in call(cron, "tick")]
+
+
+def test_the_job_ticks_twelve_times_a_minute_and_commits_each_time(conn):
+    """With a clock that leaps at every look after the first two, so that it never sleeps."""
+    conn.execute(cron_minute.RECORD)
+    conn.execute("""
+        create sequence public.looks;
+        create or replace function baton._now() returns timestamptz language sql volatile
+        as $$ select timestamptz '2026-01-01' + greatest(nextval('public.looks') - 2, 0) * interval '5 seconds' $$;
+    """)
+    conn.execute("call baton._tick_for_a_minute('5 seconds')")
+    ticks = conn.execute("select at, xid from public.ticks order by at").fetchall()
+    assert len(ticks) == 12
+    assert len({xid for _, xid in ticks}) == 12

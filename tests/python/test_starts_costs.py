@@ -6,7 +6,8 @@ from starts import call
 def healthy_functions(conn, first, last):
     conn.execute("""
         insert into baton.worker_functions (function_name, queue_name, url, heartbeat_timeout)
-        select 'f-' || n, 'f-' || n, 'http://127.0.0.1:9', '1 day' from generate_series(%(first)s::integer, %(last)s::integer) as n
+        select 'f-' || n, 'f-' || n, 'http://127.0.0.1:9', '1 day'
+        from generate_series(%(first)s::integer, %(last)s::integer) as n
     """, {"first": first, "last": last})
     conn.execute("""
         insert into baton.workers (worker_id, function_name, handshake, started_at, last_heartbeat_at)
@@ -39,7 +40,8 @@ def test_ten_thousand_healthy_functions_cost_reads_in_proportion_and_no_write(db
 def test_one_call_starts_at_most_a_hundred_and_the_longest_uninvoked_first(db, conn):
     conn.execute("update baton.settings set transport = 'outbox'")
     healthy_functions(conn, 1, 300)
-    conn.execute("update baton.workers set stopped_at = baton._now() where split_part(function_name, '-', 2)::integer > 50")
+    conn.execute("update baton.workers set stopped_at = baton._now()"
+                 " where split_part(function_name, '-', 2)::integer > 50")
     conn.execute("update baton.worker_functions set last_invoked_at = baton._now() - interval '1 day'"
                  " - split_part(function_name, '-', 2)::integer * interval '1 s'"
                  " where split_part(function_name, '-', 2)::integer > 60")

@@ -12,8 +12,11 @@ SECONDS = 10
 
 
 def hammer(db, functions, seconds, enable=()):
-    """Every session calls ensure_workers and reserve in a loop, and sends itself what it reserved, as a manual start
-    does. Two more enable the functions in `enable` all the time, which clears their throttle. The answers `reserved`."""
+    """All answers `reserved` to 32 sessions that call ensure_workers and reserve in a loop.
+
+    What a session reserved it sends itself, as a manual start does. Two more sessions enable the functions in `enable`
+    all the time, which clears their throttle: only the pending start is left to hold the others back.
+    """
     answers, failures = [], []
     start = threading.Barrier(SESSIONS + 3)
     conns = [db.connect() for _ in range(SESSIONS + 2)]

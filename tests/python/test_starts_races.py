@@ -130,12 +130,11 @@ def test_ensure_workers_decides_anew_under_the_lock(conn, clock_db, first):
         create trigger wait_in_the_middle before insert on baton.messages
         for each row execute function public.wait_in_the_middle();
         update baton.worker_functions set last_invoked_at = baton._now() - interval '1 day' where function_name = 'a';
-        update baton.worker_functions set invocation_expires_at = baton._now() + interval '1 s' where function_name = 'b';
+        update baton.worker_functions set invocation_expires_at = baton._now() where function_name = 'b';
     """)
     blocker = clock_db.session("blocker")
     blocker.run("begin")
     blocker.run("select pg_advisory_xact_lock(1)")
-    conn.execute("update baton.worker_functions set invocation_expires_at = baton._now() where function_name = 'b'")
     begin(first, "ensure_workers")
     wait_blocked(conn, first, by=blocker)
     conn.execute("update baton.worker_functions set invocation_expires_at = baton._now() + interval '1 s'"
@@ -391,7 +390,8 @@ def test_a_stuck_row_hinders_its_function_alone(conn, clock_db, first):
 
     quick = clock_db.connect(options="-c lock_timeout=1s")
     rows = call(quick, "ensure_workers")
-    assert {row.function_name: row.outcome for row in rows} == {n: "locked" if n == "f-3" else "reserved" for n in names}
+    outcomes = {row.function_name: row.outcome for row in rows}
+    assert outcomes == {name: "locked" if name == "f-3" else "reserved" for name in names}
     assert len(deliveries(conn)) == 9
     assert one(quick, "heartbeat", worker_id=worker_id).outcome == "active"
     conn.execute("update baton.workers set last_heartbeat_at = last_heartbeat_at - interval '1 h'")
@@ -416,7 +416,8 @@ def test_a_stuck_row_does_not_hold_up_the_sender(conn, clock_db, first):
     [claimed] = call(conn, "claim_deliveries")
     hold(first)
     quick = clock_db.connect(options="-c lock_timeout=1s")
-    assert one(quick, "fail", message_id=claimed.message_id, delivery=claimed.delivery, error="HTTP 502").outcome == "failed"
+    assert one(quick, "fail", message_id=claimed.message_id, delivery=claimed.delivery,
+               error="HTTP 502").outcome == "failed"
     advance(conn, "2 s")
     [claimed] = call(quick, "claim_deliveries")
     assert one(quick, "extend", message_id=claimed.message_id, delivery=claimed.delivery).outcome == "extended"
@@ -549,7 +550,7 @@ def test_a_heartbeat_in_flight_keeps_tick_from_giving_its_worker_up(conn, clock_
     assert one(conn, "heartbeat", worker_id=worker_id).outcome == "active"
 
 
-def test_a_heartbeat_and_an_acceptance_that_waited_for_tick_to_give_the_worker_up_hear_of_it(conn, first, second, clock_db):
+def test_who_waited_for_tick_to_give_a_worker_up_hears_of_it(conn, clock_db, first, second):
     register(conn)
     worker_id = new_id()
     assert accept(conn, reserve(conn), worker_id) == "accepted"

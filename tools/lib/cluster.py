@@ -32,7 +32,6 @@ OLDEST = 15
 DEFAULTS = {
     "fsync": "off",
     "full_page_writes": "off",
-    "jit": "off",
     "max_connections": "200",
     "log_line_prefix": "%m [%p] %u@%d ",
     "lc_messages": "C",
