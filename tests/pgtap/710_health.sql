@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(74);
+select plan(75);
 
 create function baton_test.health(finding text, subject text default null)
 returns text
@@ -191,6 +191,11 @@ select baton_test.advance('10 seconds') \g /dev/null
 select matches(
   baton_test.health('failing', 'lost'), '^critical: 4 starts in a row failed', 'health: one that has expired counts before it is booked'
 );
+savepoint failing;
+select baton_test.reserve_when_possible('lost') \g /dev/null
+select baton_test.accept('lost', baton_test.invocation('lost'), baton_test.worker(4)) \g /dev/null
+select is(baton_test.health('failing', 'lost'), 'nothing', 'health: a worker that is there ends it');
+rollback to failing;
 select baton.enable_worker_function('lost') \g /dev/null
 select is(baton_test.health('failing', 'lost'), 'nothing', 'health: enabling clears it');
 
