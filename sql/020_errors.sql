@@ -33,8 +33,8 @@ begin atomic
     ),
     ('interval_too_short', '22023', '%1$s must be at least %2$s, not %3$s', 'Shorter ones would only make noise.'),
     ('invalid_limit', '22023', '%1$s must not be negative, not %2$s', 'Leave it out, or pass null, for the default.'),
-    ('invalid_choice', '22023', '%1$s must be one of %2$s, not %3$s', 'Write it in lower case.'),
-    ('missing_argument', '22023', '%1$s must not be null', 'The runtime chooses one, new for each worker.'),
+    ('invalid_choice', '22023', '%1$s must be one of %2$s, not %3$s', 'Write it just so.'),
+    ('missing_argument', '22023', '%1$s must not be null', 'Pass a value.'),
     ('invalid_headers', '22023', 'headers must be a JSON object, not %1$s', 'For example {"trace": "…"}'),
     ('invalid_url', '22023', 'not an http or https URL: %1$s', 'For example https://example.com/functions/v1/orders'),
     (

@@ -9,7 +9,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   if _check_name.value is null or octet_length(_check_name.value) not between 1 and 200
-    or _check_name.value ~ '[\x01-\x1f\x7f-\x9f]' then
+    or _check_name.value ~ e'[\\x01-\\x1f\\x7f-\\x9f]' then
     perform baton._raise('invalid_name', _check_name.argument, quote_nullable(left(_check_name.value, 60)));
   end if;
 end;
@@ -49,7 +49,9 @@ stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if _check_interval.value not between '0' and '10 years' then
+  -- To compare intervals takes each month for 30 days, to add them does not.
+  if _check_interval.value not between '0' and '10 years'
+    or timestamptz '2000-01-01' + _check_interval.value < '2000-01-01' then
     perform baton._raise('invalid_interval', _check_interval.argument, _check_interval.value::text);
   elsif _check_interval.value < _check_interval.shortest then
     perform baton._raise(

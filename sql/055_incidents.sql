@@ -1,13 +1,12 @@
 /*
- * Every repair, limit reached and lost receipt leaves one row, written last in the transaction that it tells of.
+ * Every repair, limit reached and lost receipt leaves one row. Writing it waits for nobody: no two rows are the same.
  */
 comment on table baton.incidents is
 'What was repaired, given up, refused or done by an operator, a row each.
 Written by: _incident';
 comment on column baton.incidents.incident_id is 'Ascending, with gaps.';
 comment on column baton.incidents.at is 'When it happened, by the database''s clock.';
-comment on column baton.incidents.kind is
-'invocation_expired, invocation_dismissed, invocation_error, function_locked, request_ids_forgotten, worker_silent, start_crashed, lost, limit_reached, or operator (with the verb in detail).';
+comment on column baton.incidents.kind is 'What happened; the view incident_log explains the kinds.';
 comment on column baton.incidents.function_name is 'The function concerned, if one is.';
 comment on column baton.incidents.worker_id is 'The worker concerned, if one is.';
 comment on column baton.incidents.invocation_id is 'The invocation concerned, if one is.';

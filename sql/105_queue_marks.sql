@@ -3,13 +3,13 @@
  *
  * While somebody holds an old snapshot, vacuum can't remove finished messages, and a claim would step over all of
  * them. A mark lies below the earliest due message and at least 10 s behind the clock; tick moves it, up or down. A
- * message that commits below it (its transaction was open for longer than that) waits until a tick looks from the
- * start, which it does every 15 s. A mark that is not fresh is not used.
+ * message that commits below it (its transaction was open, or waited for a key, for longer than that) waits until a
+ * tick looks from the start, which it does every 15 s. A mark that is not fresh is not used.
  */
 comment on table baton.queue_marks is
 'Where claims of a queue begin to look. A queue has a row from its first claim on until it has been empty for an hour.
 Written by: _move_marks, _register_queue';
-comment on column baton.queue_marks.mark is 'No due message was below it when it was set.';
+comment on column baton.queue_marks.mark is 'No due message that was known to the last look from the start was below it when it was set.';
 comment on column baton.queue_marks.marked_at is 'When it was set: claims believe it for 10 s.';
 comment on column baton.queue_marks.seen_at is 'When a tick last saw a live message.';
 

@@ -44,7 +44,7 @@ as $$
 begin
   perform baton._check_interval('delay', _check_message.delay);
   if _check_message.dedupe_key = '' or octet_length(_check_message.dedupe_key) > 500
-    or _check_message.dedupe_key ~ '[\x01-\x1f\x7f-\x9f]' then
+    or _check_message.dedupe_key ~ e'[\\x01-\\x1f\\x7f-\\x9f]' then
     perform baton._raise('invalid_key', quote_literal(left(_check_message.dedupe_key, 60)));
   end if;
   if _check_message.kind is not null then
@@ -394,8 +394,7 @@ begin
   if claim.worker_id is null or exists (
     select
     from baton.workers as w
-    where w.worker_id = claim.worker_id
-      and w.stopping_at is null and w.stopped_at is null and w.deprecated_at is null
+    where w.worker_id = claim.worker_id and baton._goes_on(w)
   ) then
     return query
     select c.message_id, c.delivery, c.kind, c.payload, c.headers, c.failures, c.lapses, c.visible_at

@@ -50,14 +50,20 @@ begin
   select m.*
   into v_message
   from baton.messages as m
-  where m.message_id = _note_lost.message_id and m.delivery <> _note_lost.delivery;
+  where m.message_id = _note_lost.message_id
+    and m.delivery <> _note_lost.delivery
+    and not exists (
+      select
+      from baton.incidents as i
+      where i.message_id = m.message_id
+        and i.kind = 'lost'
+        and i.detail ->> 'delivery' = _note_lost.delivery::text
+    );
   if found then
     perform baton._incident(
       baton._now(), 'lost', queue_name => v_message.queue_name, message_id => v_message.message_id,
       worker_id => v_message.claimed_by,
-      detail => jsonb_build_object(
-        'verb', _note_lost.verb, 'delivery', _note_lost.delivery, 'taken_by', v_message.delivery
-      )
+      detail => jsonb_build_object('verb', _note_lost.verb, 'delivery', _note_lost.delivery)
     );
   end if;
 end;

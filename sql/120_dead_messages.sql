@@ -52,6 +52,7 @@ begin
   for v_queue in
     select q.* from baton.queue_marks as q where not starts_with(q.queue_name, 'baton.') order by q.queue_name
   loop
+    exit when v_buried >= 1000;
     for v_id in
       with due as materialized (
         select m.message_id, m.failures, m.lapses, m.claimed_at
@@ -101,21 +102,27 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
+  v_ids bigint[];
   v_id bigint;
   v_dead baton.dead_messages;
   v_now timestamptz;
   v_outcomes text[];
 begin
-  for v_id in
-    with given as materialized (
-      select d.message_id, d.queue_name, d.dedupe_key
-      from baton.dead_messages as d
-      where d.message_id = any (redrive.message_ids)
-    )
-    select g.message_id from given as g order by g.queue_name, g.dedupe_key, g.message_id
-  loop
-    select d.* into v_dead from baton.dead_messages as d where d.message_id = v_id for update of d;
-    continue when not found;
+  message_ids := array(
+    select i.message_id from unnest(redrive.message_ids) with ordinality as i (message_id, nth) order by i.nth
+  );
+  -- All of them before the first key: two dead messages may have had the same one.
+  with locked as (
+    select d.message_id
+    from baton.dead_messages as d
+    where d.message_id = any (redrive.message_ids)
+    order by d.queue_name, d.dedupe_key, d.message_id
+    for update of d
+  )
+  select coalesce(array_agg(l.message_id), '{}') into v_ids from locked as l;
+
+  foreach v_id in array v_ids loop
+    select d.* into v_dead from baton.dead_messages as d where d.message_id = v_id;
     v_now := baton._now();
     if exists (
       select from baton.messages as m where m.queue_name = v_dead.queue_name and m.dedupe_key = v_dead.dedupe_key
@@ -171,6 +178,9 @@ declare
   v_message record;
   v_removed bigint[];
 begin
+  message_ids := array(
+    select i.message_id from unnest(remove_messages.message_ids) with ordinality as i (message_id, nth) order by i.nth
+  );
   for v_message in
     with free as (
       select m.message_id

@@ -61,7 +61,7 @@ begin atomic
       2 ^ least(
         (_next_attempt_at.function).failed_starts
         + baton._is_overdue(_next_attempt_at.function, _next_attempt_at.at)::integer,
-        20
+        9
       )
     ),
     greatest((_next_attempt_at.function).debounce, '5 minutes')
@@ -94,12 +94,18 @@ declare
   v_function baton.worker_functions;
 begin
   perform baton._require_read_committed();
-  select f.*
-  into v_function
-  from baton.worker_functions as f
-  where f.function_name = _lock_function.function_name
-  for no key update of f;
-  if not found then
+  loop
+    select f.*
+    into v_function
+    from baton.worker_functions as f
+    where f.function_name = _lock_function.function_name
+    for no key update of f;
+    -- One that is gone may have been registered anew by the transaction that was waited for.
+    exit when found or not exists (
+      select from baton.worker_functions as f where f.function_name = _lock_function.function_name
+    );
+  end loop;
+  if v_function.function_name is null then
     perform baton._raise('unknown_function', quote_nullable(left(_lock_function.function_name, 60)));
   end if;
   return v_function;
@@ -226,11 +232,6 @@ declare
   v_function baton.worker_functions;
 begin
   perform baton._check_function_name(register_worker_function.function_name);
-  if register_worker_function.queue_name is not null then
-    perform baton._check_users_queue(register_worker_function.queue_name);
-  elsif starts_with(register_worker_function.function_name, 'baton.') then
-    perform baton._check_users_queue(register_worker_function.function_name);
-  end if;
   perform baton._check_url(register_worker_function.url);
   if register_worker_function.secret_name is not null then
     perform baton._check_name('secret_name', register_worker_function.secret_name);
@@ -254,6 +255,7 @@ begin
     for no key update of f;
     exit when found;
   end loop;
+  perform baton._check_users_queue(coalesce(register_worker_function.queue_name, v_function.queue_name));
   perform baton._book_expiry(v_function, baton._now());
   update baton.worker_functions as f
   set queue_name = coalesce(register_worker_function.queue_name, f.queue_name),

@@ -15,14 +15,22 @@ comment on column baton.workers.stopping_at is 'When it said that it is stopping
 comment on column baton.workers.stopped_at is 'When it stopped, or was given up as silent.';
 comment on column baton.workers.deprecated_at is 'From when on it claims nothing more.';
 
+create or replace function baton._goes_on(worker baton.workers)
+returns boolean
+language sql
+immutable
+begin atomic
+  select (_goes_on.worker).stopping_at is null
+    and (_goes_on.worker).stopped_at is null
+    and (_goes_on.worker).deprecated_at is null;
+end;
+
 create or replace function baton._is_healthy(worker baton.workers, heartbeat_timeout interval, at timestamptz)
 returns boolean
 language sql
 immutable
 begin atomic
-  select (_is_healthy.worker).stopping_at is null
-    and (_is_healthy.worker).stopped_at is null
-    and (_is_healthy.worker).deprecated_at is null
+  select baton._goes_on(_is_healthy.worker)
     and _is_healthy.at < (_is_healthy.worker).last_heartbeat_at + _is_healthy.heartbeat_timeout;
 end;
 
@@ -55,6 +63,20 @@ begin
 end;
 $$;
 
+-- The id itself, whether its worker is there or not: two that bring the same new id wait for each other here, before
+-- they read the clock.
+create or replace function baton._lock_worker_id(worker_id uuid)
+returns baton.workers
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform pg_advisory_xact_lock(hashtextextended('baton.workers ' || _lock_worker_id.worker_id, 0));
+  return baton._lock_worker(_lock_worker_id.worker_id);
+end;
+$$;
+
 create or replace function baton._check_worker_id(worker_id uuid)
 returns void
 language plpgsql
@@ -68,8 +90,21 @@ begin
 end;
 $$;
 
+create or replace function baton._check_version(version text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if _check_version.version is not null then
+    perform baton._check_name('version', _check_version.version);
+  end if;
+end;
+$$;
+
 -- Inserts the worker, or keeps its row if it is one of this function's that goes on; false: its id is used up.
--- The caller holds the function's lock and has locked the worker's row if there is one.
+-- The caller holds the locks of the function and of the worker's id.
 create or replace function baton._admit_worker(
   worker_id uuid, function_name text, version text, handshake boolean, at timestamptz
 )
@@ -89,10 +124,12 @@ begin
     return true;
   end if;
   update baton.workers as w
-  set last_heartbeat_at = _admit_worker.at
+  set last_heartbeat_at = _admit_worker.at,
+    handshake = w.handshake or _admit_worker.handshake,
+    started_at = case when _admit_worker.handshake then _admit_worker.at else w.started_at end
   where w.worker_id = _admit_worker.worker_id
     and w.function_name = _admit_worker.function_name
-    and w.stopping_at is null and w.stopped_at is null and w.deprecated_at is null;
+    and baton._goes_on(w);
   return found;
 end;
 $$;
@@ -110,8 +147,9 @@ declare
   v_now timestamptz;
 begin
   perform baton._check_worker_id(register_worker.worker_id);
+  perform baton._check_version(register_worker.version);
   v_function := baton._lock_function(register_worker.function_name);
-  perform baton._lock_worker(register_worker.worker_id);
+  perform baton._lock_worker_id(register_worker.worker_id);
   v_now := baton._now();
   v_function := baton._book_expiry(v_function, v_now);
 

@@ -157,7 +157,7 @@ begin
       worker_id := v_function.invocation_worker_id;
     when 'pending' then
       if v_own.function_name = v_function.function_name
-        and v_own.stopping_at is null and v_own.stopped_at is null and v_own.deprecated_at is null then
+        and baton._goes_on(v_own) then
         update baton.workers as w set last_heartbeat_at = v_now where w.worker_id = v_own.worker_id;
         v_ready_worker_id := v_own.worker_id;
       else
@@ -201,8 +201,9 @@ declare
   v_now timestamptz;
 begin
   perform baton._check_worker_id(accept_worker_invocation.worker_id);
+  perform baton._check_version(accept_worker_invocation.version);
   v_function := baton._lock_function(accept_worker_invocation.function_name);
-  v_worker := baton._lock_worker(accept_worker_invocation.worker_id);
+  v_worker := baton._lock_worker_id(accept_worker_invocation.worker_id);
   v_now := baton._now();
   v_function := baton._book_expiry(v_function, v_now);
 
@@ -218,10 +219,7 @@ begin
     when 'ready' then
       if v_function.invocation_worker_id <> accept_worker_invocation.worker_id then
         reason := 'already_accepted';
-      elsif v_worker.worker_id is null
-        or v_worker.stopping_at is not null
-        or v_worker.stopped_at is not null
-        or v_worker.deprecated_at is not null then
+      elsif v_worker.worker_id is null or not baton._goes_on(v_worker) then
         reason := 'worker_gone';
       else
         outcome := 'accepted';

@@ -66,8 +66,14 @@ begin
     return;
   elsif to_regclass('vault.decrypted_secrets') is not null then
     v_place := 'Supabase Vault';
-    execute 'select s.decrypted_secret from vault.decrypted_secrets as s where s.name = $1'
-    into secret using _credential.secret_name;
+    begin
+      execute 'select s.decrypted_secret from vault.decrypted_secrets as s where s.name = $1'
+      into secret using _credential.secret_name;
+    exception
+      when others then
+        problem := format('secret %s can''t be read from %s: %s', _credential.secret_name, v_place, sqlerrm);
+        return;
+    end;
   else
     select s.secret into _credential.secret from baton.secrets as s where s.secret_name = _credential.secret_name;
   end if;

@@ -2,7 +2,7 @@
  * fail: a handler, or a sender, could not do it.
  *
  * The final failure of a delivery also dismisses the invocation. It locks the function before the message; that it is
- * final is known beforehand, because only the receipt's holder counts failures.
+ * final is known beforehand: only the receipt's holder counts failures, and the limit is read once.
  */
 
 -- Doubled with each failure, from backoff_base up to backoff_max, give or take a fifth. In seconds: an interval doubled
@@ -40,6 +40,7 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
+  v_max_failures integer := (select s.max_failures from baton.settings as s where s.singleton);
   v_function baton.worker_functions;
   v_message baton.messages;
   v_reason text;
@@ -54,8 +55,10 @@ begin
     select m.payload ->> 'function_name'
     from baton.messages as m
     where m.message_id = fail.message_id
+      and m.delivery = fail.delivery
+      and m.claimed_at is not null
       and m.queue_name = 'baton.deliveries'
-      and (fail.final or m.failures + 1 >= (select s.max_failures from baton.settings as s where s.singleton))
+      and (fail.final or m.failures + 1 >= v_max_failures)
   )
   for no key update of f;
   if found then
@@ -73,7 +76,7 @@ begin
   v_message.last_error := fail.error;
   v_reason := case
     when fail.final then 'final'
-    when v_message.failures >= (select s.max_failures from baton.settings as s where s.singleton) then 'failures'
+    when v_message.failures >= v_max_failures then 'failures'
   end;
   if v_reason is null then
     update baton.messages as m

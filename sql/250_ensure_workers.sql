@@ -37,6 +37,7 @@ declare
   v_now timestamptz := baton._now();
   v_transport text := baton._transport();
   v_candidate text;
+  v_taken integer := 0;
   v_function baton.worker_functions;
   v_reserved baton.worker_functions;
 begin
@@ -44,15 +45,11 @@ begin
   for v_candidate in
     select f.function_name
     from baton.worker_functions as f
-    where f.enabled
-      and f.start_mode = 'http'
-      and (
-        baton._is_overdue(f, v_now)
-        or baton._startup_state(f, baton._healthy_worker(f, v_now) is not null, v_now) = 'retryable'
-      )
+    where baton._is_overdue(f, v_now)
+      or baton._startup_state(f, baton._healthy_worker(f, v_now) is not null, v_now) = 'retryable'
     order by f.last_invoked_at nulls first, f.function_name
-    limit 100
   loop
+    exit when v_taken = 100;
     function_name := v_candidate;
     invocation_id := null;
     request_id := null;
@@ -72,6 +69,7 @@ begin
       continue;
     end if;
 
+    v_taken := v_taken + 1;
     v_function := baton._book_expiry(v_function, v_now);
     if baton._startup_state(v_function, baton._healthy_worker(v_function, v_now) is not null, v_now) <> 'retryable' then
       continue;

@@ -63,9 +63,11 @@ begin
     set invocation_request_id = null
     from free
     where f.function_name = free.function_name;
-    perform baton._incident(
-      _read_responses.at, 'request_ids_forgotten', detail => jsonb_build_object('pg_net_is_at', v_last_id)
-    );
+    if found then
+      perform baton._incident(
+        _read_responses.at, 'request_ids_forgotten', detail => jsonb_build_object('pg_net_is_at', v_last_id)
+      );
+    end if;
     return 0;
   end if;
 
@@ -95,7 +97,10 @@ begin
     where f.function_name = v_function.function_name;
     v_read := v_read || v_response.id;
   end loop;
-  execute 'delete from net._http_response as r where r.id = any ($1)' using v_read;
+  execute
+    'with free as (select r.ctid from net._http_response as r where r.id = any ($1) for update of r skip locked)
+    delete from net._http_response as r using free as f where r.ctid = f.ctid'
+  using v_read;
 
   with unanswered as (
     select f.function_name

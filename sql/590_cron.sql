@@ -54,7 +54,7 @@ begin
     return 0;
   end if;
   execute 'select max(r.runid) from cron.job_run_details as r' into v_newest;
-  select s.cron_purged_runid into v_from from baton.state as s;
+  select s.cron_purged_runid into v_from from baton.state as s where s.singleton;
   if v_newest < v_from then
     v_from := 0::bigint;
   end if;

@@ -14,8 +14,8 @@ declare
   v_is_ticking boolean;
   v_run record;
 begin
-  select s.* into v_state from baton.state as s;
-  v_is_ticking := coalesce(v_state.last_tick_at > v_now - interval '1 minute', false);
+  select s.* into v_state from baton.state as s where s.singleton;
+  v_is_ticking := coalesce(v_state.last_tick_at > v_now - interval '90 seconds', false);
   finding := 'tick';
   severity := case when v_is_ticking then 'ok' else 'critical' end;
   detail := coalesce('last tick ' || date_trunc('second', v_now - v_state.last_tick_at) || ' ago', 'tick() never ran');
@@ -126,7 +126,7 @@ begin
   from pg_stat_activity as a
   where a.application_name like 'pg_net %' and a.datname = current_database();
   select e.extversion into v_extension from pg_extension as e where e.extname = 'pg_net';
-  select s.* into v_state from baton.state as s;
+  select s.* into v_state from baton.state as s where s.singleton;
   if v_problem is not null then
     severity := 'critical';
     detail := v_problem;

@@ -23,7 +23,8 @@ begin atomic
     (
       'observer', 'function',
       array[
-        'version', 'health', '_now', '_is_pending', '_is_overdue', '_next_attempt_at', '_startup_state', '_is_healthy'
+        'version', 'health', '_now', '_is_pending', '_is_overdue', '_next_attempt_at', '_startup_state', '_goes_on',
+        '_is_healthy'
       ]
     ),
     ('observer', 'view', array['worker_startup', 'queue_stats', 'dead_letters', 'incident_log']),
