@@ -102,7 +102,7 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-  v_ids bigint[];
+  v_ids bigint[] := '{}'::bigint[];
   v_id bigint;
   v_dead baton.dead_messages;
   v_now timestamptz;
@@ -112,14 +112,19 @@ begin
     select i.message_id from unnest(redrive.message_ids) with ordinality as i (message_id, nth) order by i.nth
   );
   -- All of them before the first key: two dead messages may have had the same one.
-  with locked as (
-    select d.message_id
-    from baton.dead_messages as d
-    where d.message_id = any (redrive.message_ids)
-    order by d.queue_name, d.dedupe_key, d.message_id
-    for update of d
-  )
-  select coalesce(array_agg(l.message_id), '{}') into v_ids from locked as l;
+  for v_id in
+    with given as materialized (
+      select d.message_id, d.queue_name, d.dedupe_key
+      from baton.dead_messages as d
+      where d.message_id = any (redrive.message_ids)
+    )
+    select g.message_id from given as g order by g.queue_name, g.dedupe_key, g.message_id
+  loop
+    perform from baton.dead_messages as d where d.message_id = v_id for update of d;
+    if found then
+      v_ids := v_ids || v_id;
+    end if;
+  end loop;
 
   foreach v_id in array v_ids loop
     select d.* into v_dead from baton.dead_messages as d where d.message_id = v_id;

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _queue.sql
-select plan(52);
+select plan(53);
 
 -- What it stores
 
@@ -120,6 +120,10 @@ select throws_ok(
 );
 select throws_ok(
   $$select baton.send('q', '1', interval '-0.000001 seconds')$$, '22023', null, 'send: a negative delay is refused'
+);
+select throws_ok(
+  $$select baton.send('q', '1', interval '-10 years 3650 days')$$, '22023', null,
+  'send: so is one that is negative only when it is added'
 );
 select throws_ok(
   $$select baton.send('q', '1', interval 'infinity')$$, baton_test.refuses_infinity(), null,

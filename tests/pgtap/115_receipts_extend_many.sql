@@ -43,8 +43,7 @@ select results_eq(
 select results_eq(
   $$select i.queue_name, i.message_id, i.detail from baton.incidents as i where i.kind = 'lost'$$,
   format(
-    $$select 'd', %s::bigint, jsonb_build_object('verb', 'extend_many', 'delivery', %s, 'taken_by', %s)$$,
-    :dm, :dd, :taker
+    $$select 'd', %s::bigint, jsonb_build_object('verb', 'extend_many', 'delivery', %s)$$, :dm, :dd
   ),
   'extend_many: an incident for the one that another claim has, and for no other'
 );

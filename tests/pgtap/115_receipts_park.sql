@@ -63,7 +63,7 @@ select is(baton_test.state(:em), :'before'::text, 'park: and the other keeps it'
 select results_eq(
   $$select i.message_id, i.detail from baton.incidents as i where i.kind = 'lost'$$,
   format(
-    $$select %s::bigint, jsonb_build_object('verb', 'park', 'delivery', %s, 'taken_by', %s)$$, :em, :ed, :taker
+    $$select %s::bigint, jsonb_build_object('verb', 'park', 'delivery', %s)$$, :em, :ed
   ),
   'park: an incident tells of it'
 );

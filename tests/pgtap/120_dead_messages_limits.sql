@@ -4,7 +4,7 @@
  */
 \ir _begin.sql
 \ir _queue.sql
-select plan(38);
+select plan(42);
 
 create function baton_test.dead_part()
 returns integer
@@ -157,6 +157,20 @@ select results_eq(
   'limits: and no others'
 );
 select baton_test.set_limits(3, 3) \gset
+
+-- In many queues
+
+insert into baton.queue_marks (queue_name, mark, marked_at, seen_at)
+select 'wide ' || n, '-infinity', '-infinity', baton._now() from generate_series(1, 5) as n;
+insert into baton.messages (queue_name, visible_at, created_at, failures)
+select q.queue_name, baton._now(), baton._now(), 3
+from baton.queue_marks as q
+cross join generate_series(1, 600)
+where q.queue_name like 'wide %';
+select is(baton_test.dead_part(), 1200, 'limits: a tick ends with the queue in which it has ended a thousand');
+select is(baton_test.dead_part(), 1200, 'limits: the next one begins there');
+select is(baton_test.dead_part(), 600, 'limits: and none is forgotten');
+select is_empty($$select from baton.messages as m where m.queue_name like 'wide %'$$, 'limits: all are ended');
 
 -- The package's own
 

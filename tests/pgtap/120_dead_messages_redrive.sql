@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _queue.sql
-select plan(18);
+select plan(20);
 
 create function baton_test.bury(queue_name text, dedupe_key text default null)
 returns bigint
@@ -90,6 +90,19 @@ select results_eq(
 select is(baton_test.state(:c), null, 'redrive: the other stays dead');
 select results_eq(
   format('select outcome from baton.redrive(array[%s])', :b), array['unknown'], 'redrive: a live message is not dead'
+);
+select baton_test.bury('odd') as f \gset
+select baton_test.bury('odd') as g \gset
+select results_eq(
+  format($$select outcome, message_id from baton.redrive('[0:1]={%s, %s}')$$, :f, :g),
+  format($$values ('redriven', %s::bigint), ('redriven', %s)$$, :f, :g), 'redrive: an array may begin at any number'
+);
+select baton_test.bury('odd') as f \gset
+select baton_test.bury('odd') as g \gset
+select results_eq(
+  format($$select outcome, message_id from baton.redrive('{{%s, 0}, {%s, 0}}')$$, :f, :g),
+  format($$values ('redriven', %s::bigint), ('unknown', 0), ('redriven', %s), ('unknown', 0)$$, :f, :g),
+  'redrive: and have two dimensions'
 );
 select is_empty($$select * from baton.redrive('{}')$$, 'redrive: of nothing comes nothing');
 select is_empty($$select * from baton.redrive(null)$$, 'redrive: nor of null');

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _queue.sql
-select plan(11);
+select plan(13);
 
 select outcome, message_id as fresh from baton.send('fresh', '1', dedupe_key => 'k') \gset
 select outcome, message_id as delayed from baton.send('delayed', '1', '1 hour') \gset
@@ -55,6 +55,20 @@ select is(
 );
 select is((select outcome from baton.ack(:hm, :hd)), 'lost', 'remove_messages: its receipt is lost then');
 select is((select outcome from baton.extend(:hm, :hd)), 'lost', 'remove_messages: and cannot be extended');
+select message_id as f from baton.send('odd', '1') \gset
+select message_id as g from baton.send('odd', '1') \gset
+select results_eq(
+  format($$select outcome, message_id from baton.remove_messages('[0:1]={%s, %s}')$$, :f, :g),
+  format($$values ('removed', %s::bigint), ('removed', %s)$$, :f, :g),
+  'remove_messages: an array may begin at any number'
+);
+select message_id as f from baton.send('odd', '1') \gset
+select message_id as g from baton.send('odd', '1') \gset
+select results_eq(
+  format($$select outcome, message_id from baton.remove_messages('{{%s, 0}, {%s, 0}}')$$, :f, :g),
+  format($$values ('removed', %s::bigint), ('unknown', 0), ('removed', %s), ('unknown', 0)$$, :f, :g),
+  'remove_messages: and have two dimensions'
+);
 select is_empty($$select * from baton.remove_messages('{}')$$, 'remove_messages: of nothing comes nothing');
 select is_empty($$select * from baton.remove_messages(null)$$, 'remove_messages: nor of null');
 

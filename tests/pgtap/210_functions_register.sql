@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(45);
+select plan(47);
 
 select is(
   (select r.outcome from baton.register_worker_function('orders') as r),
@@ -79,6 +79,16 @@ select is(
   baton_test.raised($$select baton.register_worker_function('baton.x', queue_name => 'x')$$), 'nothing',
   'register_worker_function: and may have that name then'
 );
+select baton.register_worker_function('baton.y', queue_name => 'y') \g /dev/null
+select is(
+  baton_test.raised($$select baton.register_worker_function('baton.y', debounce => '2 seconds')$$), 'nothing',
+  'register_worker_function: once it has one it need not be said again'
+);
+select is(
+  baton_test.raised($$select baton.register_worker_function('baton.y', queue_name => 'baton.y')$$), '22023 reserved_queue',
+  'register_worker_function: nor may it become a reserved one'
+);
+select baton.unregister_worker_function('baton.y') \g /dev/null
 select is(
   baton_test.raised(format('select baton.register_worker_function(%L, queue_name => %L)', 'f', n.name)), n.raised,
   'register_worker_function: queue ' || n.what

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(34);
+select plan(36);
 
 select baton.register_worker_function('orders', url => 'http://w.test') \g /dev/null
 select baton.register_worker_function('batch', start_mode => 'process') \g /dev/null
@@ -84,6 +84,14 @@ select is(
 select is(
   baton_test.register(baton_test.worker(5), 'orders'), 'rejected worker_gone', 'register_worker: an id that was stopped'
 );
+savepoint silence;
+select baton_test.advance('1 hour') \g /dev/null
+select baton._stop_silent_workers(baton._now()) \g /dev/null
+select is(
+  baton_test.register(baton_test.worker(1), 'batch'), 'rejected worker_gone',
+  'register_worker: an id that was given up as silent'
+);
+rollback to savepoint silence;
 select baton.stop_worker(baton_test.worker(1), draining => true) \g /dev/null
 select is(
   baton_test.register(baton_test.worker(1), 'batch'), 'rejected worker_gone', 'register_worker: an id that is stopping'
@@ -113,6 +121,13 @@ select is(
 select is(
   baton_test.register(baton_test.worker(7), 'orders'), 'rejected handshake_required',
   'register_worker: a worker of the handshake is refused there too'
+);
+select is_empty(
+  $$select n.name from baton_test.odd_versions() as n (name, is_good)
+  where baton_test.raised(
+    format('select baton.register_worker(gen_random_uuid(), ''batch'', %L)', n.name)
+  ) <> case when n.is_good then 'nothing' else '22023 invalid_name' end$$,
+  'register_worker: a version has 1 to 200 bytes and no control character'
 );
 select baton.disable_worker_function('batch') \g /dev/null
 select is(

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(49);
+select plan(50);
 
 -- Accepted
 select baton.register_worker_function('orders', url => 'http://w.test') \g /dev/null
@@ -155,6 +155,13 @@ select is(
   baton_test.raised(format('select baton.accept_worker_invocation(''orders'', %L, null)', :'orders6')), '22023 missing_argument',
   'accept: no id of a worker'
 );
+select is_empty(
+  $$select n.name from baton_test.odd_versions() as n (name, is_good)
+  where baton_test.raised(
+    format('select baton.accept_worker_invocation(''orders'', gen_random_uuid(), gen_random_uuid(), %L)', n.name)
+  ) <> case when n.is_good then 'nothing' else '22023 invalid_name' end$$,
+  'accept: a version has 1 to 200 bytes and no control character'
+);
 select is(
   baton_test.raised('select baton.accept_worker_invocation(''nobody'', gen_random_uuid(), gen_random_uuid())'),
   '42704 unknown_function', 'accept: an unknown function'
@@ -166,7 +173,7 @@ select baton_test.must_reserve('orders') as orders7 \gset
 select is(baton_test.accept('orders', :'orders7', baton_test.worker(5)), 'accepted', 'accept: a known worker that goes on');
 select results_eq(
   format('select w.started_at, w.last_heartbeat_at from baton.workers as w where w.worker_id = %L', baton_test.worker(5)),
-  $$values (baton._now() - interval '1 hour', baton._now())$$, 'accept: keeps its row'
+  $$values (baton._now(), baton._now())$$, 'accept: keeps its row, and has started now'
 );
 select is(baton_test.reserve('orders'), 'ready', 'accept: and is healthy');
 select is(
@@ -179,8 +186,8 @@ select baton_test.advance('1 minute') \g /dev/null
 select baton_test.must_reserve('old') as old \gset
 select is(baton_test.accept('old', :'old', baton_test.worker(9)), 'accepted', 'accept: a worker that once came without the handshake');
 select ok(
-  not (select w.handshake from baton.workers as w where w.worker_id = baton_test.worker(9)),
-  'accept: its row still says how it came'
+  (select w.handshake from baton.workers as w where w.worker_id = baton_test.worker(9)),
+  'accept: has the handshake from then on'
 );
 
 -- A start that reconcile completed

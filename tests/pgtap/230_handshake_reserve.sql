@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(53);
+select plan(56);
 
 select baton.register_worker_function('orders', pending_timeout => '1 minute') \g /dev/null
 
@@ -106,10 +106,15 @@ select baton.register_worker_function('quick', debounce => '1 second', pending_t
 select is(
   baton_test.spacing('quick', 3), '{0, 1 min, 1 min}', 'reserve: the deadline spaces too, where it is longer than the throttle'
 );
+select baton.register_worker_function('seldom', debounce => '3000 hours') \g /dev/null
+update baton.worker_functions set failed_starts = 22, last_invoked_at = baton._now() where function_name = 'seldom';
+select is(
+  baton_test.reserve('seldom'), 'throttled 125 days', 'reserve: a debounce that no interval could hold so often doubled'
+);
 
 -- Crash loops: accepted, and dead before the first heartbeat
 select baton.register_worker_function('crash') \g /dev/null
-create function baton_test.crashes(function_name text, times integer)
+create function baton_test.crashes(function_name text, times integer, worker_id uuid default null)
 returns interval[]
 language plpgsql
 as $$
@@ -118,8 +123,9 @@ declare
 begin
   for i in 1..crashes.times loop
     v_spacing := v_spacing || baton_test.reserve_when_possible(crashes.function_name);
-    if baton_test.accept(crashes.function_name, baton_test.invocation(crashes.function_name), gen_random_uuid())
-      <> 'accepted' then
+    if baton_test.accept(
+      crashes.function_name, baton_test.invocation(crashes.function_name), coalesce(crashes.worker_id, gen_random_uuid())
+    ) <> 'accepted' then
       raise exception 'not accepted';
     end if;
   end loop;
@@ -142,6 +148,17 @@ select is(baton_test.failed_starts('crash'), 11, 'reserve: the eleventh, when it
 select baton_test.advance('1 minute') \g /dev/null
 select baton_test.reserve('crash') \g /dev/null
 select is(baton_test.failed_starts('crash'), 12, 'reserve: a lost start after it counts on from there');
+select baton.register_worker_function('same') \g /dev/null
+select baton_test.must_reserve('same') \g /dev/null
+select baton_test.accept('same', baton_test.invocation('same'), baton_test.worker(99)) \g /dev/null
+select baton_test.advance('1 second') \g /dev/null
+select baton.heartbeat(baton_test.worker(99)) \g /dev/null
+select baton_test.advance('1 hour') \g /dev/null
+select is(
+  baton_test.crashes('same', 8, baton_test.worker(99)), '{0, 15 s, 15 s, 24 s, 48 s, 96 s, 192 s, 5 min}',
+  'reserve: so are those that come under one id, which was once heard'
+);
+select is(baton_test.failed_starts('same'), 7, 'reserve: and counted');
 
 -- What ends a row of failures
 create function baton_test.join_in(worker_id uuid, function_name text)

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(43);
+select plan(46);
 
 -- Without pg_net
 select is(baton._transport(), 'outbox', 'transport: auto, and no pg_net: the outbox');
@@ -232,6 +232,29 @@ select is(
     where q.url = 'http://w.test/v' order by q.id desc limit 1), 'Bearer S3CR3T-vault',
   'Vault: the decrypted secret, and not the one of baton.secrets'
 );
+insert into vault.secrets (name, secret) values ('corrupt', '!!!');
+select baton.register_worker_function('v.corrupt', url => 'http://w.test/v', secret_name => 'corrupt') \g /dev/null
+select baton.register_worker_function('v.zeal', url => 'http://w.test/v', secret_name => 'good') \g /dev/null
+select results_eq(
+  $$select e.outcome, e.function_name, left(e.detail, 49) from baton.ensure_workers() as e
+    where e.function_name in ('v.corrupt', 'v.zeal')$$,
+  $$values
+    ('error', 'v.corrupt', 'secret corrupt can''t be read from Supabase Vault:'), ('reserved', 'v.zeal', null)$$,
+  'Vault: one that can''t be decrypted keeps its own function from being started, and no other'
+);
+select results_eq(
+  $$select h.severity, left(h.detail, 49) from baton.health() as h where h.finding = 'credential' and h.subject = 'v.corrupt'$$,
+  $$values ('critical', 'secret corrupt can''t be read from Supabase Vault:')$$, 'Vault: and health tells'
+);
+grant usage on schema vault to baton_test_owner;
+set local role baton_test_owner;
+select tap.is(
+  (select c.problem from baton._credential('good') as c),
+  'secret good can''t be read from Supabase Vault: permission denied for view decrypted_secrets',
+  'Vault: without SELECT is a problem that is told'
+);
+reset role;
+revoke usage on schema vault from baton_test_owner;
 set local role baton_test_owner;
 select tap.is(
   (select c.problem from baton._credential('good') as c),

@@ -120,7 +120,7 @@ select is(baton_test.state(:em), :'before'::text, 'fail: and the other keeps it'
 select results_eq(
   $$select i.message_id, i.detail from baton.incidents as i where i.kind = 'lost'$$,
   format(
-    $$select %s::bigint, jsonb_build_object('verb', 'fail', 'delivery', %s, 'taken_by', %s)$$, :em, :ed, :taker
+    $$select %s::bigint, jsonb_build_object('verb', 'fail', 'delivery', %s)$$, :em, :ed
   ),
   'fail: an incident tells of it'
 );

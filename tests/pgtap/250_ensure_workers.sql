@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(45);
+select plan(49);
 
 create function baton_test.ensured()
 returns text
@@ -117,6 +117,17 @@ update baton.worker_functions set invocation_status = 'pending' where function_n
 select is(baton_test.ensured(), 'nothing', 'ensure_workers: a start that expired beside a healthy worker');
 select is(baton_test.standing('orders'), 'failed expired', 'ensure_workers: is booked too');
 select baton.disable_worker_function('orders') \g /dev/null
+
+-- One whose workers others start by now
+select baton.register_worker_function('moved') \g /dev/null
+select is(baton_test.ensured(), 'reserved moved', 'ensure_workers: a start of a function');
+select baton.register_worker_function('moved', start_mode => 'process') \g /dev/null
+select baton_test.advance('60 seconds') \g /dev/null
+select is(baton_test.ensured(), 'nothing', 'ensure_workers: that others start by now');
+select is(baton_test.standing('moved'), 'failed expired', 'ensure_workers: is booked when it has expired');
+select is_empty(
+  $$select from baton.messages as m where m.payload ->> 'function_name' = 'moved'$$, 'ensure_workers: and its request goes'
+);
 
 -- The order
 select baton.register_worker_function('never.b') \g /dev/null

@@ -28,10 +28,10 @@ select is(
   'health: anything may call it'
 );
 select is((select h.advice from baton.health() as h where h.finding = 'tick'), null, 'health: then there is nothing to do');
-select baton_test.advance('59.999999 seconds') \g /dev/null
-select is(baton_test.health('tick'), 'ok: last tick 00:00:59 ago', 'health: a tick within a minute is well');
+select baton_test.advance('89.999999 seconds') \g /dev/null
+select is(baton_test.health('tick'), 'ok: last tick 00:01:29 ago', 'health: a tick within 90 s is well');
 select baton_test.advance('1 microsecond') \g /dev/null
-select is(baton_test.health('tick'), 'critical: last tick 00:01:00 ago', 'health: one a minute ago is not');
+select is(baton_test.health('tick'), 'critical: last tick 00:01:30 ago', 'health: one 90 s ago is not');
 select baton.tick() \g /dev/null
 update baton.state set last_tick_errors = '{"responses": "permission denied", "queue_marks": "x"}';
 select is(

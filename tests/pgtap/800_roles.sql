@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(70);
+select plan(73);
 
 grant usage on schema tap to public;
 create function baton_test.verbs(role_name text)
@@ -133,7 +133,7 @@ select is(
 from unnest(array['client', 'worker', 'sender', 'observer', 'admin']) as k (kind);
 select is(
   baton_test.internals('baton_test_' || k.kind),
-  case when k.kind in ('observer', 'admin') then '_is_healthy _is_overdue _is_pending _next_attempt_at _now _startup_state' end,
+  case when k.kind in ('observer', 'admin') then '_goes_on _is_healthy _is_overdue _is_pending _next_attempt_at _now _startup_state' end,
   'roles: of the internal functions only those that views ask, none of which writes, for a ' || k.kind
 )
 from unnest(array['client', 'worker', 'sender', 'observer', 'admin']) as k (kind);
@@ -277,6 +277,28 @@ select is(
   baton_test.hostile(current_user, 'select outcome from baton.grant_usage(''baton_test_client'', ''client'')'), 'granted',
   'roles: nor for the owner who grants'
 );
+
+-- What an observer sees lets nobody act on a message
+select message_id as m from baton.send('receipts', '1') \gset
+select delivery as old from baton.claim('receipts', visibility => '0') \gset
+select delivery as live from baton.claim('receipts') \gset
+select outcome from baton.extend(:m, :old) \gset
+set local role baton_test_observer;
+select string_agg(i::text, ' ') as seen from baton.incident_log as i where i.kind = 'lost' \gset
+reset role;
+select matches(:'seen'::text, :'old'::text, 'roles: an incident tells of the receipt that was lost');
+set local role baton_test_sender;
+select tap.is_empty(
+  format(
+    $$select n.digits
+    from regexp_matches(%L, '[0-9]{1,16}', 'g') as n (digits)
+    cross join lateral baton.ack(%s, n.digits[1]::bigint) as a
+    where a.outcome <> 'lost'$$, :'seen', :m
+  ),
+  'roles: and of none with which a sender could act'
+);
+select tap.is((select a.outcome from baton.ack(:m, :live) as a), 'acked', 'roles: (the live one is good)');
+reset role;
 
 select * from finish();
 rollback;

@@ -170,3 +170,17 @@ exception
     return concat_ws(' ', v_state, nullif(v_condition, ''));
 end;
 $$;
+
+-- Versions of a worker's code, and whether they are taken.
+create function baton_test.odd_versions()
+returns table (version text, is_good boolean)
+language sql
+immutable
+begin atomic
+  select v.version, v.is_good
+  from (
+    values
+    (repeat('ä', 100), true), ('v1 "''%', true), (repeat('v', 201), false), (repeat('ä', 100) || 'v', false), ('', false),
+    (e'v\n1', false), ('v' || chr(127), false), ('v' || chr(159), false)
+  ) as v (version, is_good);
+end;

@@ -365,6 +365,26 @@ def test_the_extension_dumps_every_table_and_sequence(house, make):
     assert missing is None
 
 
+@pytest.mark.parametrize("way", ["checkout", "extension"])
+def test_default_privileges_hand_out_no_table(house, make, way):
+    name = make()
+    grants = ("grant all on tables", "grant all on sequences", "grant usage on schemas")
+    house.execute(*(f"alter default privileges {grant} to house_stranger" for grant in grants),
+                  dbname=name, user="house_owner")
+    assert house.install(way, name, "house_owner") is None
+    house.execute("select baton.grant_usage('house_stranger', 'observer')", dbname=name, user="house_owner")
+    open_ones = house.value("""
+        select array_agg(c.relname order by c.relname) from pg_class as c
+        where c.relnamespace = 'baton'::regnamespace and case c.relkind
+          when 'r' then has_table_privilege('house_stranger', c.oid,
+            'select, insert, update, delete, truncate, references, trigger')
+          when 'S' then has_sequence_privilege('house_stranger', c.oid, 'usage, select, update')
+        end
+    """, dbname=name)
+    assert open_ones is None
+    assert house.value("select count(*) from baton.worker_startup", dbname=name, user="house_stranger") == 0
+
+
 # --- out -----------------------------------------------------------------------------------------
 
 

@@ -273,12 +273,10 @@ def test_after_a_lapse_the_holder_waits_for_the_next_claim_and_loses_if_that_com
     wait_blocked(clock, a, by=b)
     b.run(end)
     [answer] = a.result()
-    incidents = clock.execute(
-        "select detail ->> 'verb' as verb, (detail ->> 'taken_by')::bigint as taken_by from baton.incidents"
-    ).fetchall()
+    incidents = clock.execute("select message_id, detail from baton.incidents").fetchall()
     if end == "commit":
         assert answer.outcome == "lost"
-        assert incidents == [(verb, second.delivery)]
+        assert incidents == [(first.message_id, {"verb": verb, "delivery": first.delivery})]
         assert run(b, "ack", **receipt(second)) == [("acked",)]
     else:
         assert answer.outcome == VERBS[verb][1]
@@ -460,6 +458,27 @@ def test_two_redrives_of_one_message_bring_it_back_once(db, conn, end):
     a.run(end)
     assert b.result() == [("unknown" if end == "commit" else "redriven", dead)]
     assert conn.execute("select count(*) from baton.messages").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("first", ["both", "one"])
+def test_redrives_of_two_messages_that_had_one_key_never_deadlock(db, conn, server_log, first):
+    a, b, blocker = db.session("a"), db.session("b"), db.session("blocker")
+    early, late = bury(conn, "k"), bury(conn, "k")
+    ids = {"both": [late, early], "one": [late]}
+    second = "one" if first == "both" else "both"
+    blocker.run("begin")
+    blocker.run("lock table baton.incidents in exclusive mode")
+    a.start(*call("redrive", message_ids=ids[first]))
+    wait_blocked(conn, a, by=blocker)
+    b.start(*call("redrive", message_ids=ids[second]))
+    wait_blocked(conn, b, by=a)
+    blocker.run("commit")
+    answers = {first: a.result(), second: b.result()}
+    if first == "both":
+        assert answers == {"both": [("key_taken", late), ("redriven", early)], "one": [("key_taken", late)]}
+    else:
+        assert answers == {"one": [("redriven", late)], "both": [("unknown", late), ("key_taken", early)]}
+    assert server_log.errors() == []
 
 
 @pytest.mark.parametrize("verb", ["ack_many", "extend_many"])
@@ -680,6 +699,19 @@ def test_consumers_at_a_higher_level_take_each_message_once(db, conn, server_log
     assert set(refused) <= {"40001"}
     assert conn.execute("select count(*) from baton.messages where claimed_at is null").fetchone() == (0,)
     assert conn.execute("select count(*) from baton.messages where lapses > 0").fetchone() == (0,)
+
+
+# --- settings of the session ------------------------------------------------------------------------------------------
+
+
+def test_a_session_without_standard_conforming_strings_is_answered_the_same(db):
+    odd = db.connect(options="-c standard_conforming_strings=off -c escape_string_warning=off")
+    every_verb(odd)
+    assert send(odd, queue="x01 \\", dedupe_key="x9f \\").outcome == "sent"
+    for bad in ("a\x01", "a\x7f", "a\x9f"):
+        for arguments in ({"queue": bad}, {"dedupe_key": bad}):
+            with pytest.raises(psycopg.errors.InvalidParameterValue):
+                send(odd, **arguments)
 
 
 # --- NOTIFY -----------------------------------------------------------------------------------------------------------

@@ -182,6 +182,8 @@ class Model:
             return True
         if w.function_name == f.function_name and w.goes_on():
             w.last_heartbeat_at = self.now
+            if handshake:
+                w.handshake, w.started_at = True, self.now
             return True
         return False
 
@@ -200,8 +202,7 @@ class Model:
 
     def ensure_workers(self):
         """(outcome, function) in order; the ids come with started()."""
-        candidates = [f for f in self.functions.values() if f.enabled and f.start_mode == "http"
-                      and (self.overdue(f) or self.state(f) == "retryable")]
+        candidates = [f for f in self.functions.values() if self.overdue(f) or self.state(f) == "retryable"]
         candidates.sort(key=lambda f: (f.last_invoked_at is not None, f.last_invoked_at or self.now, f.function_name))
         rows = []
         for f in candidates:

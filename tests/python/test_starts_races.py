@@ -274,6 +274,36 @@ def test_a_deadline_that_passes_while_an_acceptance_waits_refuses_it(conn, first
     assert conn.execute("select count(*) from baton.workers").fetchone() == (0,)
 
 
+def test_a_deadline_that_passes_while_an_acceptance_waits_for_its_workers_id_refuses_it(conn, first, second):
+    """Somebody else brings the same id, for another function and for the first time, and then thinks better of it."""
+    register(conn)
+    register(conn, "another")
+    invocation_id, worker_id = reserve(conn), new_id()
+    first.run("begin")
+    assert one(first, "register_worker", worker_id=worker_id, function_name="another").outcome == "registered"
+    begin(second, "accept_worker_invocation", function_name="orders", invocation_id=invocation_id, worker_id=worker_id)
+    wait_blocked(conn, second, by=first)
+    advance(conn, "60 s")
+    first.run("rollback")
+    assert second.result()[0].reason == "expired"
+    assert conn.execute("select count(*) from baton.workers").fetchone() == (0,)
+
+
+def test_a_registration_that_waited_for_its_workers_id_completes_no_expired_start(conn, first, second):
+    register(conn)
+    register(conn, "another")
+    reserve(conn)
+    worker_id = new_id()
+    first.run("begin")
+    assert one(first, "register_worker", worker_id=worker_id, function_name="another").outcome == "registered"
+    begin(second, "register_worker", worker_id=worker_id, function_name="orders")
+    wait_blocked(conn, second, by=first)
+    advance(conn, "60 s")
+    first.run("rollback")
+    assert second.result()[0].outcome == "registered"
+    assert (function(conn).invocation_status, function(conn).invocation_error) == ("failed", "expired")
+
+
 def test_an_id_that_failed_or_was_replaced_authorises_nothing_any_more(conn):
     register(conn)
     old = reserve(conn)
@@ -422,6 +452,69 @@ def test_a_stuck_row_does_not_hold_up_the_sender(conn, clock_db, first):
     [claimed] = call(quick, "claim_deliveries")
     assert one(quick, "extend", message_id=claimed.message_id, delivery=claimed.delivery).outcome == "extended"
     assert one(quick, "ack", message_id=claimed.message_id, delivery=claimed.delivery).outcome == "acked"
+
+
+def test_a_spent_receipt_of_a_delivery_locks_no_function(conn, clock_db, first):
+    register(conn)
+    assert reserved(conn)
+    [old] = call(conn, "claim_deliveries")
+    advance(conn, "30 s")
+    [new] = call(conn, "claim_deliveries")
+    assert new.message_id == old.message_id
+    hold(first)
+    quick = clock_db.connect(options="-c lock_timeout=1s")
+    for delivery in (old.delivery, None, 1):
+        for level in ("read committed", "repeatable read", "serializable"):
+            quick.execute(f"begin isolation level {level}")
+            assert one(quick, "fail", message_id=old.message_id, delivery=delivery, error="late",
+                       final=True).outcome == "lost"
+            quick.execute("commit")
+    first.run("commit")
+    assert function(conn).invocation_status == "pending"
+
+
+def test_a_spent_receipt_fails_while_the_holder_claims_and_fails_in_one_transaction(conn, first, second):
+    register(conn)
+    assert reserved(conn)
+    [old] = call(conn, "claim_deliveries")
+    advance(conn, "30 s")
+    first.run("begin")
+    [new] = call(first, "claim_deliveries")
+    begin(second, "fail", message_id=old.message_id, delivery=old.delivery, error="late")
+    wait_blocked(conn, second, by=first)
+    assert one(first, "fail", message_id=new.message_id, delivery=new.delivery, error="HTTP 404",
+               final=True).outcome == "dead"
+    first.run("commit")
+    assert second.result()[0].outcome == "lost"
+    assert function(conn).invocation_detail == "HTTP 404"
+
+
+def test_a_limit_that_is_lowered_while_a_failure_waits_ends_no_delivery_behind_the_functions_back(conn, first, second):
+    register(conn)
+    assert reserved(conn)
+    [claimed] = call(conn, "claim_deliveries")
+    first.run("begin")
+    first.run("select from baton.messages for update")
+    begin(second, "fail", message_id=claimed.message_id, delivery=claimed.delivery, error="HTTP 502")
+    wait_blocked(conn, second, by=first)
+    conn.execute("update baton.settings set max_failures = 1")
+    first.run("commit")
+    assert second.result()[0].outcome == "failed"
+    assert (function(conn).invocation_status, len(deliveries(conn))) == ("pending", 1)
+    advance(conn, "10 s")
+    [claimed] = call(conn, "claim_deliveries")
+    assert one(conn, "fail", message_id=claimed.message_id, delivery=claimed.delivery,
+               error="HTTP 502").outcome == "dead"
+    assert function(conn).invocation_detail == "HTTP 502"
+
+
+def test_a_hundred_stuck_rows_do_not_keep_the_next_function_from_being_started(conn, first):
+    conn.execute("select baton.register_worker_function('f' || lpad(n::text, 3, '0')) from generate_series(0, 100) as n")
+    conn.execute("update baton.settings set transport = 'outbox', base_url = 'http://127.0.0.1:9'")
+    first.run("begin")
+    first.run("select from baton.worker_functions where function_name < 'f100' for update")
+    answers = [(row.outcome, row.function_name) for row in call(conn, "ensure_workers")]
+    assert answers == [("locked", f"f{n:03}") for n in range(100)] + [("reserved", "f100")]
 
 
 # Pairs --------------------------------------------------------------------------------------------
@@ -590,6 +683,19 @@ def test_an_acceptance_that_waited_until_its_function_was_forgotten_is_told(conn
     first.run("commit")
     assert isinstance(second.error(), errors.UndefinedObject)
     assert conn.execute("select count(*) from baton.workers").fetchone() == (0,)
+
+
+def test_who_waited_until_a_function_was_forgotten_and_registered_anew_asks_about_the_new_one(conn, first, second):
+    register(conn)
+    invocation_id = reserve(conn)
+    first.run("begin")
+    assert one(first, "unregister_worker_function", function_name="orders").outcome == "removed"
+    assert one(first, "register_worker_function", function_name="orders").outcome == "registered"
+    begin(second, "reconcile_worker_invocation", function_name="orders", invocation_id=invocation_id)
+    wait_blocked(conn, second, by=first)
+    first.run("commit")
+    [answer] = second.result()
+    assert (answer.outcome, answer.reason) == ("rejected", "superseded")
 
 
 def test_registering_a_function_that_is_being_forgotten_is_no_error(conn, clock_db, first, second):
@@ -821,3 +927,36 @@ def test_a_failure_that_dismisses_nothing_works_in_every_isolation_level(conn):
                    delay="0").outcome == "failed"
         conn.execute("commit")
     assert deliveries(conn)[0].failures == 4
+
+
+@pytest.fixture
+def pg_net(conn, clock_db):
+    """The only function's request is on its way through pg_net; a connection that waits for nobody."""
+    standin.install(conn)
+    quick = clock_db.connect(options="-c lock_timeout=1s")
+    quick.execute("update baton.settings set transport = 'pg_net'")
+    register(quick)
+    assert reserved(quick)
+    return quick
+
+
+def test_a_response_that_somebody_holds_does_not_keep_tick_waiting(pg_net, first):
+    [request] = pg_net.execute("delete from net.http_request_queue returning id").fetchall()
+    pg_net.execute("insert into net._http_response (id, status_code) values (%s, 404)", (request.id,))
+    first.run("begin")
+    first.run("select from net._http_response for update")
+    assert [(r.part, r.changed) for r in call(pg_net, "tick") if r.part == "responses" or r.error] == [("responses", 1)]
+    first.run("commit")
+    assert function(pg_net).invocation_detail == "HTTP 404"
+
+
+def test_ids_that_nobody_could_forget_are_no_incident(pg_net, first):
+    pg_net.execute("select setval('net.http_request_queue_id_seq', 1, false)")
+    hold(first)
+    for _ in range(3):
+        assert [r for r in call(pg_net, "tick") if r.error] == []
+    assert incidents(pg_net, "request_ids_forgotten") == []
+    first.run("commit")
+    for _ in range(3):
+        call(pg_net, "tick")
+    assert len(incidents(pg_net, "request_ids_forgotten")) == 1
