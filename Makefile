@@ -28,7 +28,7 @@ else
 export PG
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup demo test test-pgtap test-python mutants check lint docs all clean
+.PHONY: help setup demo bench test test-pgtap test-python mutants check lint docs all clean
 
 help: ## this list
 	@awk -F ':[^#]*## ' '/^#?[a-z-]+:[^#]*## / { sub("^#", "", $$1); printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ setup: ## install what is missing: Postgres with pg_cron, pgTAP and plpgsql_chec
 demo: ## the main job on a throwaway cluster, in under two minutes; needs nothing but Python
 	@tools/setup demo
 	@tools/demo $(ARGS)
+
+bench: setup ## what the verbs cost, as multiples of a commit, beside graphile-worker (by npm); ARGS="--rounds N"
+	@tools/bench $(ARGS)
 
 test: setup ## every test, on a throwaway cluster
 	@tools/test

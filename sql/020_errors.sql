@@ -19,7 +19,7 @@ begin atomic
       'Function names become a part of a URL.'
     ),
     (
-      'invalid_key', '22023', 'dedupe_key must be 1 to 500 bytes without control characters, not %1$s',
+      'invalid_key', '22023', 'a key must be 1 to 500 bytes without control characters, not %1$s',
       'Hash long keys.'
     ),
     (
@@ -51,6 +51,23 @@ begin atomic
       'Store large data elsewhere and send a reference, or raise settings.max_payload_bytes.'
     ),
     ('unknown_function', '42704', 'unknown function: %1$s', 'Register it: baton.register_worker_function(…)'),
+    (
+      'invalid_inputs', '22023', 'inputs must be a JSON array, one item a task, not %1$s',
+      'For a step of one task: [input]'
+    ),
+    (
+      'invalid_completions', '22023', 'completions must be a JSON array of objects, not %1$s',
+      'Each with step_slug, task_index, attempt, output, message_id and delivery.'
+    ),
+    ('invalid_event_type', '22023', 'a type of one''s own contains a dot, not %1$s', 'For example orders.checked'),
+    (
+      'invalid_position', '22023', 'seen_seq must be between 0 and last_seq (%1$s), not %2$s',
+      'Pass the last position that you have read.'
+    ),
+    (
+      'superseded', 'PB001', 'the replay of run %1$s was superseded: epoch %2$s is not current',
+      'Nothing of this transaction stays. Begin anew with the receipt, or drop the message.'
+    ),
     ('unknown_role', '42704', 'unknown role: %1$s', 'CREATE ROLE it first: the package makes no roles.'),
     (
       'wrong_isolation', '25001', 'this verb works in READ COMMITTED only, not in %1$s',

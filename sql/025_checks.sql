@@ -15,6 +15,19 @@ begin
 end;
 $$;
 
+create or replace function baton._check_key(value text)
+returns void
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if octet_length(_check_key.value) not between 1 and 500 or _check_key.value ~ e'[\\x01-\\x1f\\x7f-\\x9f]' then
+    perform baton._raise('invalid_key', quote_literal(left(_check_key.value, 60)));
+  end if;
+end;
+$$;
+
 create or replace function baton._check_function_name(value text)
 returns void
 language plpgsql

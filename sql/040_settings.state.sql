@@ -10,6 +10,9 @@ create table baton.settings (
   max_failures integer default 10 not null,
   max_lapses integer default 20 not null,
   message_notify boolean default false not null,
+  recovery boolean default true not null,
+  inline_ownership boolean default true not null,
+  inline_lease interval default '860 seconds' not null,
   silent_worker_timeout interval default '1 hour' not null,
   constraint settings_pkey primary key (singleton),
   constraint settings_singleton_check check (singleton),
@@ -23,6 +26,7 @@ create table baton.settings (
   ),
   constraint settings_max_failures_check check (max_failures > 0),
   constraint settings_max_lapses_check check (max_lapses > 0),
+  constraint settings_inline_lease_check check (inline_lease between '1 second' and '10 years'),
   constraint settings_silent_worker_timeout_check check (silent_worker_timeout between '1 second' and '10 years')
 );
 

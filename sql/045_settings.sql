@@ -12,10 +12,14 @@ comment on column baton.settings.max_payload_bytes is 'Limit of a payload with i
 comment on column baton.settings.visibility is 'How long a claim lasts where the caller does not say.';
 comment on column baton.settings.backoff_base is 'Delay after the first failure; doubled with each further one.';
 comment on column baton.settings.backoff_max is 'Longest delay after a failure.';
-comment on column baton.settings.max_failures is 'Failures after which a message is dead.';
-comment on column baton.settings.max_lapses is 'Claims that ran out in silence after which a message is dead.';
+comment on column baton.settings.max_failures is 'Failures after which a user''s message is dead, or replays of a run that failed in a row after which it fails.';
+comment on column baton.settings.max_lapses is 'Claims that ran out in silence after which a user''s message is dead, or replays lost in a row after which a run fails, or starts lost in a row after which a task fails.';
 comment on column baton.settings.message_notify is
 'Whether send also sends NOTIFY baton_messages with the queue''s name. Off: a NOTIFY makes all commits of a database wait for each other.';
+comment on column baton.settings.recovery is 'Whether tick recovers runs that nobody drives.';
+comment on column baton.settings.inline_ownership is
+'Whether a task that runs under a living run message is left to it; off: it is queued beside it, and single flight alone keeps it from running twice.';
+comment on column baton.settings.inline_lease is 'How long a backstop waits from a start on before it looks again.';
 comment on column baton.settings.silent_worker_timeout is 'How long a worker may be silent before tick marks it as stopped.';
 
 comment on table baton.state is

@@ -7,9 +7,13 @@ create table baton.incidents (
   invocation_id uuid,
   queue_name text,
   message_id bigint,
+  run_id text,
+  step_slug text,
+  task_index integer,
   detail jsonb,
   constraint incidents_pkey primary key (incident_id)
 );
 
 create index incidents_function_idx on baton.incidents (function_name, kind, at) where function_name is not null;
+create index incidents_run_idx on baton.incidents (run_id) where run_id is not null;
 create index incidents_message_idx on baton.incidents (message_id) where message_id is not null;

@@ -3,7 +3,7 @@
  */
 comment on table baton.incidents is
 'What was repaired, given up, refused or done by an operator, a row each.
-Written by: _incident';
+Written by: _incident, dispatch_tasks';
 comment on column baton.incidents.incident_id is 'Ascending, with gaps.';
 comment on column baton.incidents.at is 'When it happened, by the database''s clock.';
 comment on column baton.incidents.kind is 'What happened; the view incident_log explains the kinds.';
@@ -12,6 +12,9 @@ comment on column baton.incidents.worker_id is 'The worker concerned, if one is.
 comment on column baton.incidents.invocation_id is 'The invocation concerned, if one is.';
 comment on column baton.incidents.queue_name is 'The queue of the message concerned.';
 comment on column baton.incidents.message_id is 'The message concerned, if one is.';
+comment on column baton.incidents.run_id is 'The run concerned, if one is.';
+comment on column baton.incidents.step_slug is 'The step concerned, if one is.';
+comment on column baton.incidents.task_index is 'The task concerned, if one is.';
 comment on column baton.incidents.detail is 'What else is known, as an object; never a secret.';
 
 create or replace function baton._incident(
@@ -22,6 +25,9 @@ create or replace function baton._incident(
   invocation_id uuid default null,
   queue_name text default null,
   message_id bigint default null,
+  run_id text default null,
+  step_slug text default null,
+  task_index integer default null,
   detail jsonb default null
 )
 returns void
@@ -31,11 +37,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   insert into baton.incidents (
-    at, kind, function_name, worker_id, invocation_id, queue_name, message_id, detail
+    at, kind, function_name, worker_id, invocation_id, queue_name, message_id, run_id, step_slug, task_index, detail
   )
   values (
     _incident.at, _incident.kind, _incident.function_name, _incident.worker_id, _incident.invocation_id,
-    _incident.queue_name, _incident.message_id, _incident.detail
+    _incident.queue_name, _incident.message_id, _incident.run_id, _incident.step_slug, _incident.task_index,
+    _incident.detail
   );
 end;
 $$;

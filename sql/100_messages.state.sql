@@ -8,6 +8,9 @@ create table baton.messages (
   message_id bigint generated always as identity,
   queue_name text not null,
   kind text,
+  run_id text,
+  step_slug text,
+  task_index integer,
   payload jsonb,
   headers jsonb,
   dedupe_key text,
@@ -31,7 +34,8 @@ create table baton.messages (
 );
 
 create index messages_claim_idx on baton.messages (queue_name, visible_at, message_id);
-create unique index messages_key_idx on baton.messages (queue_name, dedupe_key) where dedupe_key is not null;
+create unique index messages_key_idx on baton.messages (dedupe_key, queue_name) where dedupe_key is not null;
+create index messages_run_idx on baton.messages (run_id) where run_id is not null;
 
 create table baton.dead_messages (
   message_id bigint not null,

@@ -1,5 +1,5 @@
 /*
- * Messages: sending and claiming.
+ * Messages: sending.
  *
  * A key is looked up before it is inserted: "on conflict" waits for whoever has the other message's row open, and is
  * left to the case that two senders insert one key at the same moment. Inserts go by key, so that such waits can't
@@ -11,9 +11,12 @@
  */
 comment on table baton.messages is
 'The live messages of all queues, a row each until they are acked or dead. A queue needs no creation.
-Written by: _bury_message, _claim, _drop_delivery, _insert_message, ack, ack_many, claim_deliveries, extend, extend_many, fail, park, redrive, remove_messages, send_many';
+Written by: _bury_message, _claim, _drop_delivery, _drop_task_message, _drop_unless_owner, _end_run, _end_step, _fail_message, _insert_message, _lose_replay, _postpone, _requeue_task, _send_run_message, _set_back, _set_timer, _settle_replay, _take_over, ack, ack_many, begin_replay, claim_deliveries, dispatch_tasks, extend, extend_many, fail, park, redrive, release_replay, remove_messages, send_many, start_task';
 comment on column baton.messages.message_id is 'Stable over every redelivery.';
-comment on column baton.messages.kind is 'The sender''s own word for what this is.';
+comment on column baton.messages.kind is 'run (it makes somebody replay a run), task (it is a task to execute), or the sender''s own word.';
+comment on column baton.messages.run_id is 'The run of a run or task message.';
+comment on column baton.messages.step_slug is 'The step of a task message.';
+comment on column baton.messages.task_index is 'The task of a task message.';
 comment on column baton.messages.dedupe_key is 'Unique among the live messages of a queue.';
 comment on column baton.messages.visible_at is 'When it is due; while it is claimed, when the claim runs out.';
 comment on column baton.messages.delivery is
@@ -23,15 +26,6 @@ comment on column baton.messages.claimed_by is 'The worker that claimed it, if i
 comment on column baton.messages.failures is 'How often a handler said that it failed.';
 comment on column baton.messages.lapses is 'How often a claim ran out in silence and another one followed.';
 comment on column baton.messages.last_error is 'What the last fail said.';
-
--- From gen_random_uuid, which setseed can't repeat: the last 56 bits of a UUID are all random.
-create or replace function baton._new_delivery()
-returns bigint
-language sql
-volatile
-begin atomic
-  select ('x' || right(replace(gen_random_uuid()::text, '-', ''), 14))::bit(56)::bigint & 9007199254740991;
-end;
 
 create or replace function baton._check_message(
   payload jsonb, delay interval, dedupe_key text, kind text, headers jsonb
@@ -43,10 +37,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform baton._check_interval('delay', _check_message.delay);
-  if _check_message.dedupe_key = '' or octet_length(_check_message.dedupe_key) > 500
-    or _check_message.dedupe_key ~ e'[\\x01-\\x1f\\x7f-\\x9f]' then
-    perform baton._raise('invalid_key', quote_literal(left(_check_message.dedupe_key, 60)));
-  end if;
+  perform baton._check_key(_check_message.dedupe_key);
   if _check_message.kind is not null then
     perform baton._check_name('kind', _check_message.kind);
     if _check_message.kind in ('run', 'task') then
@@ -273,139 +264,3 @@ Arguments: messages, an array of objects with payload and, where wanted, delay (
 Returns: a row each, in their order: outcome (sent, duplicate), message_id
 Raises: 22023, 54000
 Locks: none; waits, key by key in their order, only for other transactions that are inserting the same keys';
-
--- Failures (a handler said so) and lapses (nobody said anything) have limits of their own.
--- Null while a message may still be given out. It is asked only while no claim of it lives: a claim that is still
--- there has run out, and counts as the lapse that the next claim would book.
-create or replace function baton._dead_reason(
-  failures integer, lapses integer, claimed_at timestamptz, max_failures integer, max_lapses integer
-)
-returns text
-language sql
-immutable
-begin atomic
-  select
-    case
-      when _dead_reason.failures >= _dead_reason.max_failures then 'failures'
-      when _dead_reason.lapses + (_dead_reason.claimed_at is not null)::integer >= _dead_reason.max_lapses then 'lapses'
-    end;
-end;
-
-create or replace function baton._claim(
-  queue_name text, worker_id uuid, max_messages integer, visibility interval
-)
-returns table (
-  message_id bigint,
-  delivery bigint,
-  kind text,
-  payload jsonb,
-  headers jsonb,
-  failures integer,
-  lapses integer,
-  visible_at timestamptz
-)
-language plpgsql
-volatile
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $$
-declare
-  v_now timestamptz := baton._now();
-  v_settings baton.settings;
-  v_mark baton.queue_marks;
-  v_from timestamptz := '-infinity'::timestamptz;
-begin
-  select s.* into v_settings from baton.settings as s where s.singleton;
-  select q.* into v_mark from baton.queue_marks as q where q.queue_name = _claim.queue_name;
-  if v_mark.marked_at > v_now - baton._mark_age() and v_mark.marked_at <= v_now then
-    v_from := v_mark.mark;
-  end if;
-
-  return query
-  with picked as (
-    select m.message_id, m.visible_at
-    from baton.messages as m
-    where m.queue_name = _claim.queue_name
-      and m.visible_at >= v_from
-      and m.visible_at <= v_now
-      and (
-        -- A delivery has no limit but the end of its invocation.
-        _claim.queue_name = 'baton.deliveries'
-        or baton._dead_reason(
-          m.failures, m.lapses, m.claimed_at, v_settings.max_failures, v_settings.max_lapses
-        ) is null
-      )
-    order by m.visible_at, m.message_id
-    limit coalesce(_claim.max_messages, 1)
-    for no key update of m skip locked
-  ),
-  taken as (
-    update baton.messages as m
-    set delivery = baton._new_delivery(),
-      claimed_at = v_now,
-      claimed_by = _claim.worker_id,
-      lapses = m.lapses + (m.claimed_at is not null)::integer,
-      visible_at = v_now + coalesce(_claim.visibility, v_settings.visibility)
-    from picked as p
-    where m.message_id = p.message_id
-    returning
-      m.message_id, m.delivery, m.kind, m.payload, m.headers, m.failures, m.lapses, m.visible_at,
-      p.visible_at as was_due_at
-  )
-  select t.message_id, t.delivery, t.kind, t.payload, t.headers, t.failures, t.lapses, t.visible_at
-  from taken as t
-  order by t.was_due_at, t.message_id;
-
-  if found and v_mark.queue_name is null then
-    perform baton._register_queue(_claim.queue_name, v_now);
-  end if;
-end;
-$$;
-
-create or replace function baton.claim(
-  queue_name text,
-  worker_id uuid default null,
-  max_messages integer default 1,
-  visibility interval default null
-)
-returns table (
-  message_id bigint,
-  delivery bigint,
-  kind text,
-  payload jsonb,
-  headers jsonb,
-  failures integer,
-  lapses integer,
-  visible_at timestamptz
-)
-language plpgsql
-volatile
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$
-begin
-  perform baton._check_users_queue(claim.queue_name);
-  perform baton._check_limit('max_messages', claim.max_messages);
-  perform baton._check_interval('visibility', claim.visibility);
-  if claim.worker_id is null or exists (
-    select
-    from baton.workers as w
-    where w.worker_id = claim.worker_id and baton._goes_on(w)
-  ) then
-    return query
-    select c.message_id, c.delivery, c.kind, c.payload, c.headers, c.failures, c.lapses, c.visible_at
-    from baton._claim(claim.queue_name, claim.worker_id, claim.max_messages, claim.visibility) as c;
-  end if;
-end;
-$$;
-
-comment on function baton.claim(text, uuid, integer, interval) is
-'Take messages that are due, the longest due first, and hide them from others until the claim runs out. Message_id and delivery are the receipt that every later verb wants. A message whose last claim ran out counts one lapse; one at its limit is skipped. A stopping, deprecated, stopped or unknown worker gets nothing.
-Arguments: worker_id, null is anonymous; visibility, how long the claim lasts, by default settings.visibility.
-Returns: a row a message: message_id, delivery, kind, payload, headers, failures, lapses, visible_at (when the claim runs out)
-Raises: 22023
-Locks: the messages, never waiting';

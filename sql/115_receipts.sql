@@ -103,7 +103,51 @@ begin
 end;
 $$;
 
-create or replace function baton.ack(message_id bigint, delivery bigint, out outcome text)
+-- What a message is for: a user's message always has a purpose, a run message while its run is open, a task message
+-- while its task is unfinished. Read without a lock.
+create or replace function baton._has_purpose(message baton.messages)
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  case (_has_purpose.message).kind
+    when 'run' then
+      return exists (
+        select from baton.runs as r where r.run_id = (_has_purpose.message).run_id and r.ended_at is null
+      );
+    when 'task' then
+      return exists (
+        select
+        from baton.tasks as t
+        where t.run_id = (_has_purpose.message).run_id
+          and t.step_slug = (_has_purpose.message).step_slug
+          and t.task_index = (_has_purpose.message).task_index
+          and t.status in ('created', 'started')
+      );
+    else
+      return true;
+  end case;
+end;
+$$;
+
+create or replace function baton._is_current(message_id bigint, delivery bigint)
+returns boolean
+language plpgsql
+stable
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return exists (
+    select
+    from baton.messages as m
+    where m.message_id = _is_current.message_id and m.delivery = _is_current.delivery and m.claimed_at is not null
+  );
+end;
+$$;
+
+create or replace function baton.ack(message_id bigint, delivery bigint, force boolean default false, out outcome text)
 language plpgsql
 volatile
 security definer
@@ -113,9 +157,14 @@ set jit = off
 as $$
 begin
   delete from baton.messages as m
-  where m.message_id = ack.message_id and m.delivery = ack.delivery and m.claimed_at is not null;
+  where m.message_id = ack.message_id
+    and m.delivery = ack.delivery
+    and m.claimed_at is not null
+    and (m.run_id is null or ack.force or not baton._has_purpose(m));
   if found then
     outcome := 'acked';
+  elsif baton._is_current(ack.message_id, ack.delivery) then
+    outcome := 'in_use';
   else
     outcome := 'lost';
     perform baton._note_lost(ack.message_id, ack.delivery, 'ack');
@@ -123,9 +172,10 @@ begin
 end;
 $$;
 
-comment on function baton.ack(bigint, bigint) is
+comment on function baton.ack(bigint, bigint, boolean) is
 'Remove a message: its work is done. A claim that only ran out still acks.
-Outcomes: acked; lost, where the receipt is not current
+Arguments: force, to remove a message that its open run or unfinished task needs; the next tick''s recovery brings the run on.
+Outcomes: acked; in_use, where its open run or unfinished task needs it (unless forced); lost, where the receipt is not current
 Raises: none
 Locks: the message';
 
@@ -146,9 +196,14 @@ begin
     select r.nth, r.message_id, r.delivery from baton._receipts(ack_many.receipts) as r order by r.message_id, r.nth
   loop
     delete from baton.messages as m
-    where m.message_id = v_receipt.message_id and m.delivery = v_receipt.delivery and m.claimed_at is not null;
+    where m.message_id = v_receipt.message_id
+      and m.delivery = v_receipt.delivery
+      and m.claimed_at is not null
+      and (m.run_id is null or not baton._has_purpose(m));
     if found then
       v_outcomes[v_receipt.nth] := 'acked';
+    elsif baton._is_current(v_receipt.message_id, v_receipt.delivery) then
+      v_outcomes[v_receipt.nth] := 'in_use';
     else
       v_outcomes[v_receipt.nth] := 'lost';
       perform baton._note_lost(v_receipt.message_id, v_receipt.delivery, 'ack_many');
@@ -166,41 +221,6 @@ Arguments: receipts, an array of objects with message_id and delivery.
 Returns: a row each, in their order: outcome as in ack, message_id
 Raises: 22023
 Locks: the messages, by id';
-
-create or replace function baton.park(
-  message_id bigint, delivery bigint, delay interval default '0', out outcome text, out visible_at timestamptz
-)
-language plpgsql
-volatile
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$
-declare
-  v_message baton.messages;
-begin
-  perform baton._check_interval('delay', park.delay);
-  v_message := baton._lock_receipt(park.message_id, park.delivery);
-  if v_message.message_id is null then
-    outcome := 'lost';
-    perform baton._note_lost(park.message_id, park.delivery, 'park');
-    return;
-  end if;
-
-  update baton.messages as m
-  set visible_at = baton._now() + coalesce(park.delay, '0'), claimed_at = null
-  where m.message_id = v_message.message_id
-  returning 'parked', m.visible_at into park.outcome, park.visible_at;
-end;
-$$;
-
-comment on function baton.park(bigint, bigint, interval) is
-'Give a message back: it is due again after the delay. Counts nothing.
-Arguments: delay, by default none.
-Outcomes: parked, with visible_at; lost, where the receipt is not current
-Raises: 22023
-Locks: the message';
 
 create or replace function baton.extend(
   message_id bigint, delivery bigint, visibility interval default null, out outcome text, out visible_at timestamptz
@@ -221,6 +241,10 @@ begin
     outcome := 'lost';
     perform baton._note_lost(extend.message_id, extend.delivery, 'extend');
     return;
+  elsif not baton._has_purpose(v_message) then
+    outcome := 'cancelled';
+    delete from baton.messages as m where m.message_id = v_message.message_id;
+    return;
   end if;
 
   update baton.messages as m
@@ -233,7 +257,7 @@ $$;
 comment on function baton.extend(bigint, bigint, interval) is
 'Prolong a claim, also one that ran out while nobody acted on it; never shortens it.
 Arguments: visibility, from now on, by default settings.visibility.
-Outcomes: extended, with visible_at (when it runs out); lost, where the receipt is not current
+Outcomes: extended, with visible_at (when it runs out); cancelled: its run or task has ended, it is removed; lost, where the receipt is not current
 Raises: 22023
 Locks: the message';
 
@@ -265,6 +289,18 @@ begin
     select r.message_id, r.delivery from baton._receipts(extend_many.receipts) as r order by r.nth
   loop
     message_id := v_receipt.message_id;
+    delete from baton.messages as m
+    where m.message_id = v_receipt.message_id
+      and m.delivery = v_receipt.delivery
+      and m.claimed_at is not null
+      and m.run_id is not null
+      and not baton._has_purpose(m);
+    if found then
+      outcome := 'cancelled';
+      visible_at := null;
+      return next;
+      continue;
+    end if;
     update baton.messages as m
     set visible_at = greatest(m.visible_at, v_until)
     where m.message_id = v_receipt.message_id and m.delivery = v_receipt.delivery and m.claimed_at is not null

@@ -55,7 +55,7 @@ begin
     exit when v_buried >= 1000;
     for v_id in
       with due as materialized (
-        select m.message_id, m.failures, m.lapses, m.claimed_at
+        select m.message_id, m.kind, m.failures, m.lapses, m.claimed_at
         from baton.messages as m
         where m.queue_name = v_queue.queue_name and m.visible_at >= v_queue.mark and m.visible_at <= _bury_messages.at
         order by m.visible_at, m.message_id
@@ -64,7 +64,7 @@ begin
       select d.message_id
       from due as d
       where baton._dead_reason(
-        d.failures, d.lapses, d.claimed_at, v_settings.max_failures, v_settings.max_lapses
+        d.kind, d.failures, d.lapses, d.claimed_at, v_settings.max_failures, v_settings.max_lapses
       ) is not null
       order by d.message_id
     loop
@@ -74,14 +74,15 @@ begin
       where m.message_id = v_id
         and m.visible_at <= _bury_messages.at
         and baton._dead_reason(
-          m.failures, m.lapses, m.claimed_at, v_settings.max_failures, v_settings.max_lapses
+          m.kind, m.failures, m.lapses, m.claimed_at, v_settings.max_failures, v_settings.max_lapses
         ) is not null
       for update of m skip locked;
       continue when not found;
       perform baton._bury_message(
         v_message,
         baton._dead_reason(
-          v_message.failures, v_message.lapses, v_message.claimed_at, v_settings.max_failures, v_settings.max_lapses
+          v_message.kind, v_message.failures, v_message.lapses, v_message.claimed_at, v_settings.max_failures,
+          v_settings.max_lapses
         ),
         _bury_messages.at
       );
@@ -192,6 +193,7 @@ begin
       from baton.messages as m
       where m.message_id = any (remove_messages.message_ids)
         and not starts_with(m.queue_name, 'baton.')
+        and m.run_id is null
         and (m.claimed_at is null or m.visible_at <= v_now)
       order by m.message_id
       for update of m skip locked
@@ -216,7 +218,7 @@ begin
       when exists (
         select
         from baton.messages as m
-        where m.message_id = i.message_id and not starts_with(m.queue_name, 'baton.')
+        where m.message_id = i.message_id and m.run_id is null and not starts_with(m.queue_name, 'baton.')
       ) then 'in_flight'
       else 'unknown'
     end,

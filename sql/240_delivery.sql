@@ -196,7 +196,7 @@ begin
     v_claimed := 0;
     for v_delivery in
       select c.message_id, c.delivery, c.payload, c.failures, c.lapses, c.visible_at
-      from baton._claim('baton.deliveries', null, v_wanted, null) as c
+      from baton._claim('baton.deliveries', null, v_wanted, null, null) as c
     loop
       v_claimed := v_claimed + 1;
       -- A statement of its own: the snapshot of the one above may be older than the request that it claimed.

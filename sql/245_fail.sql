@@ -1,5 +1,5 @@
 /*
- * fail: a handler, or a sender, could not do it.
+ * What fail does with a user's message, or with a delivery.
  *
  * The final failure of a delivery also dismisses the invocation. It locks the function before the message; that it is
  * final is known beforehand: only the receipt's holder counts failures, and the limit is read once.
@@ -23,21 +23,18 @@ begin atomic
   where s.singleton;
 end;
 
-create or replace function baton.fail(
+create or replace function baton._fail_message(
   message_id bigint,
   delivery bigint,
   error text,
-  delay interval default null,
-  final boolean default false,
+  delay interval,
+  final boolean,
   out outcome text,
   out visible_at timestamptz
 )
 language plpgsql
 volatile
-security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $$
 declare
   v_max_failures integer := (select s.max_failures from baton.settings as s where s.singleton);
@@ -46,46 +43,44 @@ declare
   v_reason text;
   v_now timestamptz;
 begin
-  perform baton._check_interval('delay', fail.delay);
-  perform baton._check_size('error', octet_length(fail.error));
   select f.*
   into v_function
   from baton.worker_functions as f
   where f.function_name = (
     select m.payload ->> 'function_name'
     from baton.messages as m
-    where m.message_id = fail.message_id
-      and m.delivery = fail.delivery
+    where m.message_id = _fail_message.message_id
+      and m.delivery = _fail_message.delivery
       and m.claimed_at is not null
       and m.queue_name = 'baton.deliveries'
-      and (fail.final or m.failures + 1 >= v_max_failures)
+      and (_fail_message.final or m.failures + 1 >= v_max_failures)
   )
   for no key update of f;
   if found then
     perform baton._require_read_committed();
   end if;
-  v_message := baton._lock_receipt(fail.message_id, fail.delivery);
+  v_message := baton._lock_receipt(_fail_message.message_id, _fail_message.delivery);
   if v_message.message_id is null then
     outcome := 'lost';
-    perform baton._note_lost(fail.message_id, fail.delivery, 'fail');
+    perform baton._note_lost(_fail_message.message_id, _fail_message.delivery, 'fail');
     return;
   end if;
 
   v_now := baton._now();
   v_message.failures := v_message.failures + 1;
-  v_message.last_error := fail.error;
+  v_message.last_error := _fail_message.error;
   v_reason := case
-    when fail.final then 'final'
+    when _fail_message.final then 'final'
     when v_message.failures >= v_max_failures then 'failures'
   end;
   if v_reason is null then
     update baton.messages as m
     set failures = v_message.failures,
       last_error = v_message.last_error,
-      visible_at = v_now + coalesce(fail.delay, baton._backoff(v_message.failures)),
+      visible_at = v_now + coalesce(_fail_message.delay, baton._backoff(v_message.failures)),
       claimed_at = null
     where m.message_id = v_message.message_id
-    returning 'failed', m.visible_at into fail.outcome, fail.visible_at;
+    returning 'failed', m.visible_at into _fail_message.outcome, _fail_message.visible_at;
     return;
   end if;
 
@@ -100,10 +95,3 @@ begin
   end if;
 end;
 $$;
-
-comment on function baton.fail(bigint, bigint, text, interval, boolean) is
-'Say that a message could not be handled: it counts a failure and is due again later, or is dead. A delivery''s final failure dismisses the invocation that it was to deliver.
-Arguments: error, for people; delay, by default settings.backoff_base doubled with each failure up to settings.backoff_max, give or take a fifth; final, as at its limit.
-Outcomes: failed, with visible_at; dead, at settings.max_failures or final; lost, where the receipt is not current
-Raises: 22023, 54000; 25001 where it ends a delivery
-Locks: the message; where it ends a delivery the function first';

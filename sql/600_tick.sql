@@ -14,6 +14,11 @@ begin
   case _tick_part.part
     when 'dead_letters' then
       v_changed := baton._bury_messages(_tick_part.at);
+    when 'recovery' then
+      select count(*)::integer
+      into v_changed
+      from baton._recover_runs(null, 1000)
+      where (select s.recovery from baton.settings as s);
     when 'responses' then
       v_changed := baton._read_responses(_tick_part.at);
     when 'pg_net_queue' then
@@ -49,7 +54,8 @@ begin
   end if;
 
   foreach part in array array[
-    'dead_letters', 'responses', 'pg_net_queue', 'cron_runs', 'silent_workers', 'queue_marks', 'ensure_workers'
+    'dead_letters', 'recovery', 'responses', 'pg_net_queue', 'cron_runs', 'silent_workers', 'queue_marks',
+    'ensure_workers'
   ] loop
     begin
       changed := baton._tick_part(part, v_now);
@@ -71,7 +77,7 @@ end;
 $$;
 
 comment on function baton.tick() is
-'Everything periodic: dead letters, answers to start requests, the package''s own rows in pg_cron''s history, silent workers, queue marks, then ensure_workers. Call it every few seconds, by schedule() or by anything else. One at a time: a second caller returns at once.
+'Everything periodic: dead letters, recovery of runs, answers to start requests, the package''s own rows in pg_cron''s history, silent workers, queue marks, then ensure_workers. Call it every few seconds, by schedule() or by anything else. One at a time: a second caller returns at once.
 Returns: a row a part that changed something or failed: part, changed (rows), error
 Raises: 25001
 Locks: everything never waiting';

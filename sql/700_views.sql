@@ -111,17 +111,140 @@ comment on column baton.dead_letters.died_at is 'When it reached its limit.';
 
 create or replace view baton.incident_log as
 select
-  i.incident_id, i.at, i.kind, i.function_name, i.worker_id, i.invocation_id, i.queue_name, i.message_id, i.detail
+  i.incident_id, i.at, i.kind, i.function_name, i.worker_id, i.invocation_id, i.queue_name, i.message_id, i.run_id,
+  i.step_slug, i.task_index, i.detail
 from baton.incidents as i;
 
 comment on view baton.incident_log is 'What was repaired, given up, refused or done by an operator.';
 comment on column baton.incident_log.incident_id is 'Ascending: order by it.';
 comment on column baton.incident_log.at is 'When it happened.';
 comment on column baton.incident_log.kind is
-'invocation_expired, invocation_dismissed, invocation_error: a start failed; start_crashed: a worker was accepted and never heard again; function_locked: somebody holds a function''s row; worker_silent; request_ids_forgotten: pg_net began anew; lost: a receipt came too late; limit_reached: a message died; operator: a verb of an operator.';
+'invocation_expired, invocation_dismissed, invocation_error: a start failed; start_crashed: a worker was accepted and never heard again; function_locked: somebody holds a function''s row; worker_silent; request_ids_forgotten: pg_net began anew; lost: a receipt came too late; limit_reached: a message died, or a run or a task failed; replay_lost: a replay never ended; run_recovered: a run that nobody drove was woken; owned_recovery: a start was lost, and the message that owned it started the task anew; takeover: the task''s own message did; too_late: a result came after the end; operator: a verb of an operator.';
 comment on column baton.incident_log.function_name is 'The function concerned, if one is.';
 comment on column baton.incident_log.worker_id is 'The worker concerned, if one is.';
 comment on column baton.incident_log.invocation_id is 'The invocation concerned, if one is.';
 comment on column baton.incident_log.queue_name is 'The queue of the message concerned.';
 comment on column baton.incident_log.message_id is 'The message concerned, if one is.';
+comment on column baton.incident_log.run_id is 'The run concerned, if one is.';
+comment on column baton.incident_log.step_slug is 'The step concerned, if one is.';
+comment on column baton.incident_log.task_index is 'The task concerned, if one is.';
 comment on column baton.incident_log.detail is 'What else is known.';
+
+create or replace view baton.run_overview as
+select
+  r.run_id, r.workflow_name, r.queue_name, r.status, r.last_seq,
+  r.ended_at is null and (r.wake_seq > r.replayed_seq or r.wake_pending) as unread,
+  r.failures, r.lapses, r.wake_at, r.created_at, r.ended_at
+from baton.runs as r;
+
+comment on view baton.run_overview is 'The runs. Ask for a run_id, or for a status and a queue.';
+comment on column baton.run_overview.run_id is 'The run.';
+comment on column baton.run_overview.workflow_name is 'Its workflow.';
+comment on column baton.run_overview.queue_name is 'Its queue.';
+comment on column baton.run_overview.status is 'pending, running, suspended; completed, failed, cancelled.';
+comment on column baton.run_overview.last_seq is 'How many events it has.';
+comment on column baton.run_overview.unread is 'Something happened that no replay has seen yet.';
+comment on column baton.run_overview.failures is 'Replays in a row that failed.';
+comment on column baton.run_overview.lapses is 'Replays in a row that were lost.';
+comment on column baton.run_overview.wake_at is 'When it asked to be woken, or is to start.';
+comment on column baton.run_overview.created_at is 'When it was started.';
+comment on column baton.run_overview.ended_at is 'When it ended.';
+
+create or replace view baton.replays as
+select
+  r.run_id,
+  r.workflow_name,
+  r.queue_name,
+  r.replay_epoch,
+  r.replay_message_id as message_id,
+  m.claimed_by as worker_id,
+  r.replay_backend as backend,
+  case when r.replay_backend is null then 'lease' else 'session' end as hold,
+  c.at - r.replay_began_at as age,
+  m.visible_at - c.at as claim_remaining,
+  coalesce(m.visible_at > c.at, false) and baton._connection_lives(r.replay_backend) as alive
+from baton.runs as r
+cross join (select baton._now() as at) as c
+left join baton.messages as m
+  on m.message_id = r.replay_message_id and m.delivery = r.replay_delivery and m.claimed_at is not null
+where r.ended_at is null
+  and (r.status <> 'suspended' or r.wake_pending or r.wake_seq > r.replayed_seq)
+  and not r.replay_ended;
+
+comment on view baton.replays is 'The replays that have not ended, and whether their holders live.';
+comment on column baton.replays.run_id is 'The run.';
+comment on column baton.replays.workflow_name is 'Its workflow.';
+comment on column baton.replays.queue_name is 'Its queue.';
+comment on column baton.replays.replay_epoch is 'The fence that its holder writes under.';
+comment on column baton.replays.message_id is 'The run message that it was granted under.';
+comment on column baton.replays.worker_id is 'The worker that claimed that message, if it said.';
+comment on column baton.replays.backend is 'The pid of its connection, for a session hold.';
+comment on column baton.replays.hold is 'lease or session.';
+comment on column baton.replays.age is 'Since the grant.';
+comment on column baton.replays.claim_remaining is 'Until its claim runs out; null where it was taken.';
+comment on column baton.replays.alive is 'False: the next grant takes it over.';
+
+create or replace view baton.task_ownership as
+select
+  t.run_id,
+  t.step_slug,
+  t.task_index,
+  t.attempt,
+  t.lapses,
+  m.kind as owner_kind,
+  t.owner_message_id,
+  t.worker_id,
+  c.at - t.last_started_at as age,
+  coalesce(m.visible_at > c.at, false) as alive,
+  baton._lease_remaining(t.last_started_at, s.inline_lease, c.at) as lease_remaining,
+  baton._dispatch_decision(
+    exists (
+      select
+      from baton.messages as o
+      where o.dedupe_key = baton._task_key(t.run_id, t.step_slug, t.task_index)
+    ),
+    case when m.visible_at > c.at then 'other' end, true, false, false, s.inline_ownership
+  ) as decision
+from baton.tasks as t
+cross join (select baton._now() as at) as c
+cross join baton.settings as s
+left join baton.messages as m
+  on m.message_id = t.owner_message_id and m.delivery = t.owner_delivery and m.claimed_at is not null
+where t.status = 'started';
+
+comment on view baton.task_ownership is 'The started tasks, and who owns them.';
+comment on column baton.task_ownership.run_id is 'The run.';
+comment on column baton.task_ownership.step_slug is 'The step.';
+comment on column baton.task_ownership.task_index is 'The task, from 0.';
+comment on column baton.task_ownership.attempt is 'How often it was started.';
+comment on column baton.task_ownership.lapses is 'Starts in a row that were lost.';
+comment on column baton.task_ownership.owner_kind is
+'run: inline, under the run message of a handler; task: under its own message; null: that receipt is no longer current.';
+comment on column baton.task_ownership.owner_message_id is 'The message that it was started under.';
+comment on column baton.task_ownership.worker_id is 'The worker that claimed that message, if it said.';
+comment on column baton.task_ownership.age is 'Since its last start.';
+comment on column baton.task_ownership.alive is 'Whether the claim that it runs under lives.';
+comment on column baton.task_ownership.lease_remaining is 'How long a backstop armed now would wait.';
+comment on column baton.task_ownership.decision is
+'What a replay under another message would do: queued, backstop or enqueue.';
+
+create or replace view baton.step_outputs as
+select
+  s.run_id,
+  s.step_slug,
+  s.status,
+  (
+    select jsonb_agg(o.output order by o.task_index)
+    from (
+      select (e.payload ->> 'task_index')::integer as task_index, e.payload -> 'output' as output
+      from baton.events as e
+      where e.run_id = s.run_id and e.type = 'task_completed' and e.payload ->> 'step_slug' = s.step_slug
+    ) as o
+  ) as outputs
+from baton.steps as s;
+
+comment on view baton.step_outputs is 'The outputs of the steps, in the order of their tasks. Ask for a run_id.';
+comment on column baton.step_outputs.run_id is 'The run.';
+comment on column baton.step_outputs.step_slug is 'The step.';
+comment on column baton.step_outputs.status is 'created, completed, failed, skipped, cancelled.';
+comment on column baton.step_outputs.outputs is 'An array of the outputs of its completed tasks.';

@@ -236,10 +236,132 @@ begin
 end;
 $$;
 
-create or replace function baton.health()
+create or replace function baton._health_queues()
+returns table (severity text, finding text, subject text, detail text, advice text)
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_queue record;
+begin
+  for v_queue in
+    select q.queue_name, q.ready, q.dead, q.oldest_ready_age from baton.queue_stats as q
+    where not starts_with(q.queue_name, 'baton.')
+    order by q.queue_name
+  loop
+    subject := v_queue.queue_name;
+    if v_queue.oldest_ready_age > interval '1 minute' then
+      severity := 'warning';
+      finding := 'oldest ready message';
+      detail := format(
+        '%s messages are due, the oldest for %s', v_queue.ready, date_trunc('second', v_queue.oldest_ready_age)
+      );
+      advice := 'does anybody claim from this queue? else add workers';
+      return next;
+    end if;
+    if v_queue.dead > 0 then
+      severity := 'warning';
+      finding := 'dead letters';
+      detail := v_queue.dead || ' messages';
+      advice := 'read baton.dead_letters, mend the cause, redrive';
+      return next;
+    end if;
+  end loop;
+
+  for v_queue in
+    select m.queue_name, count(*) as n, max(m.lapses) as lapses
+    from baton.messages as m
+    where m.kind in ('run', 'task') and m.lapses >= 5
+    group by m.queue_name
+    order by m.queue_name
+  loop
+    severity := 'warning';
+    finding := 'claimed often';
+    subject := v_queue.queue_name;
+    detail := format('%s messages were claimed up to %s times without a grant or a start', v_queue.n, v_queue.lapses);
+    advice := 'the workers claim and die, or claim and do not begin: look at their logs';
+    return next;
+  end loop;
+
+  for subject, detail in
+    select
+      p.run_id,
+      format(
+        'held for %s by %s%s', date_trunc('second', p.age), coalesce(p.worker_id::text, 'an anonymous worker'),
+        ', backend ' || p.backend
+      )
+    from baton.replays as p
+    where p.age > interval '5 minutes' and p.alive
+    order by p.age desc
+    limit 20
+  loop
+    severity := 'warning';
+    finding := 'long replay';
+    advice := 'if its worker hangs: release_replay(…)';
+    return next;
+  end loop;
+
+  select count(*) || ' runs need a driver and have none, for example ' || min(w.run_id)
+  into detail
+  from baton.wedged_runs as w
+  having count(*) > 0;
+  if found then
+    severity := case
+      when (select s.recovery from baton.settings as s where s.singleton) then 'warning'
+      else 'critical'
+    end;
+    finding := 'wedged runs';
+    subject := null;
+    advice := 'the next tick wakes them; with settings.recovery off: select * from baton.recover_runs()';
+    return next;
+  end if;
+end;
+$$;
+
+create or replace function baton._health_vacuum()
 returns table (severity text, finding text, subject text, detail text, advice text)
 language plpgsql
 stable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_oldest record;
+begin
+  select a.pid, clock.at - a.xact_start as age
+  into v_oldest
+  from pg_stat_activity as a
+  cross join (select baton._now() as at) as clock
+  where a.backend_xmin is not null and a.datname = current_database() and a.xact_start is not null
+  order by a.xact_start
+  limit 1;
+  finding := 'oldest snapshot';
+  severity := case when v_oldest.age > interval '10 minutes' then 'warning' else 'ok' end;
+  detail := 'the oldest transaction is ' || coalesce(date_trunc('second', v_oldest.age)::text, '00:00:00') || ' old';
+  if severity = 'warning' then
+    subject := 'pid ' || v_oldest.pid;
+    advice := 'it keeps vacuum from removing finished rows: end it';
+  end if;
+  return next;
+
+  finding := 'dead rows';
+  for subject, detail in
+    select s.relname::text, format('about %s dead rows beside %s live ones (estimates)', s.n_dead_tup, s.n_live_tup)
+    from pg_stat_user_tables as s
+    where s.schemaname = 'baton' and s.n_dead_tup > 10000 and s.n_dead_tup > 5 * s.n_live_tup
+    order by s.relname
+  loop
+    severity := 'warning';
+    advice := 'is autovacuum on, and no old snapshot held?';
+    return next;
+  end loop;
+end;
+$$;
+
+create or replace function baton.health()
+returns table (severity text, finding text, subject text, detail text, advice text)
+language plpgsql
+volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -252,13 +374,17 @@ begin
     select t.* from baton._health_transport() as t
     union all
     select f.* from baton._health_functions() as f
+    union all
+    select q.* from baton._health_queues() as q
+    union all
+    select v.* from baton._health_vacuum() as v
   ) as h
   order by array_position(array['critical', 'warning', 'ok'], h.severity), h.finding, h.subject;
 end;
 $$;
 
 comment on function baton.health() is
-'What works, what does not, and what to do: the clock, the transport, and the functions that are not as they should be. No secret is in it.
+'What works, what does not, and what to do: the clock, the transport, the snapshots that hold back vacuum, and the functions, queues and runs that are not as they should be. No secret is in it.
 Returns: a row a finding, the worst first: severity (critical, warning, ok), finding, subject, detail, advice
 Raises: none
 Locks: none';

@@ -1,6 +1,7 @@
 /*
  * Who may what. The package makes no roles and grants nothing to PUBLIC: grant_usage gives a role the verbs and views
- * of a kind. Views run the rules of 210 and 220 with their reader's rights: observers get those functions too.
+ * of a kind. Views run the rules of 210, 220, 330 and 405 with their reader's rights: observers get those functions
+ * too.
  */
 create or replace function baton._grants()
 returns table (kind text, object_type text, object_name text)
@@ -10,11 +11,19 @@ begin atomic
   select g.kind, g.object_type, o.object_name
   from (
     values
-    ('client', 'function', array['version', 'send', 'send_many']),
+    (
+      'client', 'function',
+      array[
+        'version', 'send', 'send_many', 'start_run', 'get_run', 'signal_run', 'wake_run', 'cancel_run', 'read_events'
+      ]
+    ),
     (
       'worker', 'function',
       array[
-        'version', 'send', 'send_many', 'reserve_worker_invocation', 'reconcile_worker_invocation',
+        'version', 'send', 'send_many', 'start_run', 'get_run', 'signal_run', 'wake_run', 'cancel_run', 'read_events',
+        'begin_replay', 'end_replay', 'append_event', 'complete_run', 'fail_run', 'recover_runs',
+        'create_step', 'dispatch_tasks', 'start_task', 'complete_task', 'complete_tasks', 'fail_task', 'skip_step',
+        'reserve_worker_invocation', 'reconcile_worker_invocation',
         'accept_worker_invocation', 'dismiss_worker_invocation', 'register_worker', 'heartbeat', 'stop_worker',
         'claim', 'ack', 'ack_many', 'park', 'fail', 'extend', 'extend_many'
       ]
@@ -24,15 +33,23 @@ begin atomic
       'observer', 'function',
       array[
         'version', 'health', '_now', '_is_pending', '_is_overdue', '_next_attempt_at', '_startup_state', '_goes_on',
-        '_is_healthy'
+        '_is_healthy', '_connection_lives', '_session_lock_class', '_lease_remaining', '_dispatch_decision',
+        '_task_key'
       ]
     ),
-    ('observer', 'view', array['worker_startup', 'queue_stats', 'dead_letters', 'incident_log']),
+    (
+      'observer', 'view',
+      array[
+        'worker_startup', 'queue_stats', 'dead_letters', 'incident_log', 'run_overview', 'replays', 'wedged_runs',
+        'task_ownership', 'step_outputs'
+      ]
+    ),
     (
       'admin', 'function',
       array[
         'register_worker_function', 'unregister_worker_function', 'enable_worker_function', 'disable_worker_function',
-        'deprecate_workers', 'ensure_workers', 'redrive', 'remove_messages', 'tick', 'schedule', 'unschedule'
+        'deprecate_workers', 'ensure_workers', 'redrive', 'remove_messages', 'tick', 'schedule', 'unschedule',
+        'release_replay', 'cancel_run', 'recover_runs', 'release_task', 'skip_step'
       ]
     )
   ) as g (kind, object_type, object_names)

@@ -6,6 +6,8 @@
 \ir 050_incidents.state.sql
 \ir 100_messages.state.sql
 \ir 200_workers.state.sql
+\ir 300_runs.state.sql
+\ir 400_tasks.state.sql
 \ir 010_version.sql
 \ir 020_errors.sql
 \ir 025_checks.sql
@@ -14,6 +16,7 @@
 \ir 055_incidents.sql
 \ir 105_queue_marks.sql
 \ir 110_messages.sql
+\ir 112_claim.sql
 \ir 115_receipts.sql
 \ir 120_dead_messages.sql
 \ir 210_functions.sql
@@ -24,6 +27,19 @@
 \ir 245_fail.sql
 \ir 250_ensure_workers.sql
 \ir 260_responses.sql
+\ir 310_events.sql
+\ir 320_runs.sql
+\ir 330_ownership.sql
+\ir 340_recovery.sql
+\ir 350_ends.sql
+\ir 360_replay.sql
+\ir 405_decisions.sql
+\ir 410_steps.sql
+\ir 420_dispatch.sql
+\ir 430_start_task.sql
+\ir 440_end_task.sql
+\ir 450_release_task.sql
+\ir 460_giving_back.sql
 \ir 590_cron.sql
 \ir 600_tick.sql
 \ir 610_schedule.sql

@@ -1,6 +1,12 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(43);
+select plan(53);
+
+-- A run that has been granted a replay
+select baton.start_run('w', '{}', 'r') \g /dev/null
+select b.replay_epoch as epoch
+from baton.claim('default') as c
+cross join lateral baton.begin_replay(c.message_id, c.delivery) as b \gset
 
 -- One statement for each condition, and what it says.
 create temporary table cases (condition text, statement text, message text) on commit drop;
@@ -15,7 +21,7 @@ insert into cases (condition, statement, message) values
 ),
 (
   'invalid_key', $$select baton.send('work', '{}', dedupe_key => '')$$,
-  'dedupe_key must be 1 to 500 bytes without control characters, not '''''
+  'a key must be 1 to 500 bytes without control characters, not '''''
 ),
 ('reserved_queue', $$select baton.send('baton.deliveries', '{}')$$, 'queue ''baton.deliveries'' is reserved'),
 ('reserved_kind', $$select baton.send('work', '{}', kind => 'run')$$, 'kind ''run'' is reserved'),
@@ -45,6 +51,26 @@ insert into cases (condition, statement, message) values
 ),
 ('too_large', $$select baton.send('work', to_jsonb(repeat('x', 2000000)))$$, null),
 ('unknown_function', $$select baton.reserve_worker_invocation('nobody')$$, 'unknown function: ''nobody'''),
+(
+  'invalid_inputs', $$select baton.create_step('r', 1, 's', '{"a": 1}')$$,
+  'inputs must be a JSON array, one item a task, not object'
+),
+(
+  'invalid_completions', $$select * from baton.complete_tasks('r', '[{"task_index": -1}]')$$,
+  'completions must be a JSON array of objects, not {"task_index": -1}'
+),
+(
+  'invalid_event_type', $$select baton.append_event('r', 1, 'step_created')$$,
+  'a type of one''s own contains a dot, not ''step_created'''
+),
+(
+  'invalid_position', format('select baton.end_replay(%L, %s, 2)', 'r', :epoch),
+  'seen_seq must be between 0 and last_seq (1), not 2'
+),
+(
+  'superseded', format('select baton.append_event(%L, %s, %L)', 'r', :epoch - 1, 'orders.checked'),
+  format('the replay of run %L was superseded: epoch %s is not current', 'r', :epoch - 1)
+),
 ('unknown_role', $$select baton.grant_usage('nobody', 'worker')$$, 'unknown role: ''nobody'''),
 ('wrong_isolation', null, null);
 
@@ -52,7 +78,7 @@ select set_eq(
   'select e.condition from baton._errors() as e', 'select c.condition from cases as c',
   'errors: every condition has a case here'
 );
-select is((select count(distinct e.condition)::integer from baton._errors() as e), 19, 'errors: each is registered once');
+select is((select count(distinct e.condition)::integer from baton._errors() as e), 24, 'errors: each is registered once');
 
 create function baton_test.said(statement text)
 returns text
@@ -85,7 +111,7 @@ select matches(
   '^payload with headers has [0-9]+ bytes, over the limit of 1048576 \|', 'errors: too_large says how large'
 );
 select is(
-  (select string_agg(distinct e.code, ' ' order by e.code) from baton._errors() as e), '22023 25001 42704 54000',
+  (select string_agg(distinct e.code, ' ' order by e.code) from baton._errors() as e), '22023 25001 42704 54000 PB001',
   'errors: own codes only where a client must branch'
 );
 

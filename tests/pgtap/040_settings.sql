@@ -1,13 +1,14 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(59);
+select plan(69);
 
 -- The defaults
 select results_eq(
   $$select s.transport, s.base_url, s.request_timeout, s.max_payload_bytes, s.visibility, s.backoff_base, s.backoff_max,
-    s.max_failures, s.max_lapses, s.message_notify, s.silent_worker_timeout from baton.settings as s$$,
+    s.max_failures, s.max_lapses, s.message_notify, s.recovery, s.inline_ownership, s.inline_lease, s.silent_worker_timeout
+    from baton.settings as s$$,
   $$values ('auto', null::text, interval '5 seconds', 1048576, interval '30 seconds', interval '1 second',
-    interval '15 minutes', 10, 20, false, interval '1 hour')$$,
+    interval '15 minutes', 10, 20, false, true, true, interval '860 seconds', interval '1 hour')$$,
   'settings: one row, with the defaults'
 );
 
@@ -35,9 +36,12 @@ from (
   ('backoff_base = ''0''', null), ('backoff_base = ''-1 second''', 'backoff'), ('backoff_base = ''16 minutes''', 'backoff'),
   ('backoff_base = ''15 minutes''', null), ('backoff_max = ''0.5 seconds''', 'backoff'), ('backoff_max = ''11 years''', 'backoff'),
   ('max_failures = 1', null), ('max_failures = 0', 'max_failures'), ('max_lapses = 1', null), ('max_lapses = 0', 'max_lapses'),
+  ('inline_ownership = false', null), ('inline_lease = ''1 second''', null), ('inline_lease = ''10 years''', null),
+  ('inline_lease = ''0.999999 seconds''', 'inline_lease'), ('inline_lease = ''-1 second''', 'inline_lease'),
+  ('inline_lease = ''11 years''', 'inline_lease'),
   ('silent_worker_timeout = ''1 second''', null), ('silent_worker_timeout = ''0''', 'silent_worker_timeout'),
   ('silent_worker_timeout = ''11 years''', 'silent_worker_timeout'),
-  ('singleton = false', 'singleton'), ('message_notify = true', null)
+  ('singleton = false', 'singleton'), ('message_notify = true', null), ('recovery = false', null)
 ) as c (change, constraint_name);
 select is(
   baton_test.raised(format('update baton.settings set %I = null', a.attname)),

@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _starts.sql
 set local client_min_messages = error;
-select plan(22);
+select plan(24);
 
 -- Nothing to do
 select is_empty('select t.part from baton.tick() as t', 'tick: with nothing to do it answers nothing');
@@ -16,6 +16,8 @@ select baton.register_worker_function('orders') \g /dev/null
 select baton.register_worker_function('batch', start_mode => 'process') \g /dev/null
 select baton.register_worker(baton_test.worker(1), 'batch') \g /dev/null
 select baton.send('work', '{}') \g /dev/null
+select baton.start_run('w', '{}', 'r') \g /dev/null
+delete from baton.messages where run_id = 'r';
 update baton.settings set max_failures = 1;
 select c.message_id, c.delivery from baton.claim('work') as c \gset
 update baton.messages set failures = 1, claimed_at = null, visible_at = baton._now();
@@ -23,7 +25,8 @@ select baton_test.advance('1 hour') \g /dev/null
 select results_eq(
   'select t.part, t.changed::bigint, t.error from baton.tick() as t',
   $$values
-    ('dead_letters', 1::bigint, null), ('silent_workers', 1, null), ('queue_marks', 1, null), ('ensure_workers', 1, null)$$,
+    ('dead_letters', 1::bigint, null), ('recovery', 1, null), ('silent_workers', 1, null), ('queue_marks', 1, null),
+    ('ensure_workers', 1, null)$$,
   'tick: each part that changed something, in its order'
 );
 select is(
@@ -31,6 +34,9 @@ select is(
 );
 select is(
   (select h.outcome from baton.heartbeat(baton_test.worker(1)) as h), 'stopped', 'tick: silent workers are stopped'
+);
+select is(
+  (select m.run_id from baton.messages as m where m.queue_name = 'default'), 'r', 'tick: a run that nobody drives is woken'
 );
 select is(baton_test.state('orders'), 'pending', 'tick: workers are ensured');
 select results_eq(
@@ -62,10 +68,10 @@ declare
 begin
   perform baton_test.advance('1 hour');
   execute format(
-    'create or replace function baton.%I(%s) returns integer language plpgsql as $body$ begin
+    'create or replace function baton.%I(%s) returns %s language plpgsql as $body$ begin
       insert into baton.secrets (secret_name, secret) values (''half'', ''done'');
       raise exception ''broken''; end $body$',
-    tick_without.function_name, pg_get_function_arguments(v_function)
+    tick_without.function_name, pg_get_function_arguments(v_function), pg_get_function_result(v_function)
   );
   select string_agg(concat_ws(' ', t.part, t.changed, t.error), ', ') into v_parts
   from baton.tick() as t
@@ -80,7 +86,8 @@ select is(
 )
 from (
   values
-  ('_bury_messages', 'dead_letters'), ('_read_responses', 'responses'), ('_watch_pg_net', 'pg_net_queue'),
+  ('_bury_messages', 'dead_letters'), ('_recover_runs', 'recovery'), ('_read_responses', 'responses'),
+  ('_watch_pg_net', 'pg_net_queue'),
   ('_purge_cron_runs', 'cron_runs'), ('_stop_silent_workers', 'silent_workers'), ('_move_marks', 'queue_marks')
 ) as p (function_name, part);
 select is_empty('select s.secret_name from baton.secrets as s', 'tick: what a failing part wrote is undone');

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(73);
+select plan(114);
 
 grant usage on schema tap to public;
 create function baton_test.verbs(role_name text)
@@ -113,27 +113,41 @@ select is_empty(
 select is(baton_test.verbs('baton_test_' || k.kind), k.verbs, 'roles: the verbs of a ' || k.kind)
 from (
   values
-  ('client', 'send send_many version'),
+  ('client', 'cancel_run get_run read_events send send_many signal_run start_run version wake_run'),
   (
-    'worker', 'accept_worker_invocation ack ack_many claim dismiss_worker_invocation extend extend_many fail heartbeat '
-    'park reconcile_worker_invocation register_worker reserve_worker_invocation send send_many stop_worker version'
+    'worker', 'accept_worker_invocation ack ack_many append_event begin_replay cancel_run claim complete_run '
+    'complete_task complete_tasks create_step dismiss_worker_invocation dispatch_tasks end_replay extend extend_many '
+    'fail fail_run fail_task get_run heartbeat park read_events reconcile_worker_invocation recover_runs '
+    'register_worker reserve_worker_invocation send send_many signal_run skip_step start_run start_task stop_worker '
+    'version wake_run'
   ),
   ('sender', 'ack claim_deliveries extend fail park version'),
   ('observer', 'health version'),
   (
-    'admin', 'deprecate_workers disable_worker_function enable_worker_function ensure_workers health redrive '
-    'register_worker_function remove_messages schedule tick unregister_worker_function unschedule version'
+    'admin', 'cancel_run deprecate_workers disable_worker_function enable_worker_function ensure_workers health '
+    'recover_runs redrive register_worker_function release_replay release_task remove_messages schedule skip_step tick '
+    'unregister_worker_function unschedule version'
   )
 ) as k (kind, verbs);
 select is(
   baton_test.relations('baton_test_' || k.kind),
-  case when k.kind in ('observer', 'admin') then 'dead_letters incident_log queue_stats worker_startup' end,
+  case
+    when k.kind in ('observer', 'admin')
+      then
+        'dead_letters incident_log queue_stats replays run_overview step_outputs task_ownership wedged_runs '
+        'worker_startup'
+  end,
   'roles: no table and no sequence, and what views there are, for a ' || k.kind
 )
 from unnest(array['client', 'worker', 'sender', 'observer', 'admin']) as k (kind);
 select is(
   baton_test.internals('baton_test_' || k.kind),
-  case when k.kind in ('observer', 'admin') then '_goes_on _is_healthy _is_overdue _is_pending _next_attempt_at _now _startup_state' end,
+  case
+    when k.kind in ('observer', 'admin')
+      then
+        '_connection_lives _dispatch_decision _goes_on _is_healthy _is_overdue _is_pending _lease_remaining _next_attempt_at '
+        '_now _session_lock_class _startup_state _task_key'
+  end,
   'roles: of the internal functions only those that views ask, none of which writes, for a ' || k.kind
 )
 from unnest(array['client', 'worker', 'sender', 'observer', 'admin']) as k (kind);
@@ -178,13 +192,84 @@ select tap.is(
     cross join lateral baton.ack(c.message_id, c.delivery) as a), 'acked', 'roles: a worker claims and acks'
 );
 reset role;
+set local role baton_test_client;
+select tap.is((select s.outcome from baton.start_run('w', '{}', 'r', 'runs') as s), 'created', 'roles: a client starts a run');
+select tap.is((select s.outcome from baton.signal_run('r', 'go') as s), 'signalled', 'roles: signals it');
+select tap.is((select w.outcome from baton.wake_run('r') as w), 'woken', 'roles: wakes it');
+reset role;
+set local role baton_test_worker;
+select b.replay_epoch as epoch
+from baton.claim('runs', '00000000-0000-0000-0000-000000000001') as c
+cross join lateral baton.begin_replay(c.message_id, c.delivery, 'session') as b \gset
+select tap.is((select a.outcome from baton.append_event('r', :epoch, 'orders.checked') as a), 'appended', 'roles: a worker replays it');
+reset role;
+set local role baton_test_observer;
+select tap.is(
+  (select concat_ws(' ', r.message_id is not null, r.hold, r.alive) from baton.replays as r), 't session t', 'roles: an observer reads replays'
+);
+select tap.is((select r.status from baton.run_overview as r), 'running', 'roles: and run_overview');
+select tap.is((select count(*)::integer from baton.wedged_runs), 0, 'roles: and wedged_runs');
+reset role;
+set local role baton_test_admin;
+select tap.is((select r.outcome from baton.release_replay('r') as r), 'released', 'roles: an admin takes a replay away');
+reset role;
+set local role baton_test_worker;
+select b.replay_epoch as epoch
+from baton.claim('runs') as c
+cross join lateral baton.begin_replay(c.message_id, c.delivery) as b \gset
+select tap.is((select c.outcome from baton.create_step('r', :epoch, 's', '[1, 2, 3]') as c), 'created', 'roles: a worker creates a step');
+select tap.is(
+  (select string_agg(d.outcome, ' ' order by d.task_index) from baton.dispatch_tasks('r', :epoch) as d),
+  'execute enqueue enqueue', 'roles: and dispatches its tasks'
+);
+reset role;
+set local role baton_test_observer;
+select tap.is(
+  (select concat_ws(' ', o.owner_kind, o.alive, o.lease_remaining, o.decision) from baton.task_ownership as o),
+  'run t 00:14:20 backstop', 'roles: an observer reads task_ownership'
+);
+reset role;
+set local role baton_test_worker;
+select tap.is((select e.outcome from baton.end_replay('r', :epoch, 5) as e), 'ended', 'roles: a worker ends a replay');
+select c.message_id as m, c.delivery as d from baton.claim('runs', max_messages => 9) as c where c.task_index = 1 \gset
+select tap.is(
+  (select concat_ws(' ', s.outcome, s.task_index, s.input) from baton.start_task(:m, :d) as s), 'execute 1 2', 'roles: starts a task'
+);
+select tap.is(
+  (select f.outcome from baton.fail_task('r', 's', 1, 1, '"no"', :m, :d) as f), 'retrying', 'roles: says that it failed'
+);
+select tap.is(
+  (select c.outcome from baton.complete_task('r', 's', 0, 1, '"out"', null, null) as c), 'completed', 'roles: completes one'
+);
+select tap.is((select count(*)::integer from baton.complete_tasks('r', '[]')), 0, 'roles: or several');
+reset role;
+set local role baton_test_observer;
+select tap.is((select o.outputs from baton.step_outputs as o), '["out"]', 'roles: an observer reads step_outputs');
+reset role;
+set local role baton_test_admin;
+select tap.is((select r.outcome from baton.release_task('r', 's', 1) as r), 'released', 'roles: an admin releases a task');
+select tap.is((select s.outcome from baton.skip_step('r', 's') as s), 'done', 'roles: and skips a step');
+reset role;
+set local role baton_test_worker;
+select tap.is((select count(*)::integer from baton.recover_runs()), 0, 'roles: and recovers runs');
+reset role;
+set local role baton_test_client;
+select tap.is(
+  (select string_agg(e.type, ' ' order by e.seq) from baton.read_events('r') as e),
+  'run_created signal_received orders.checked step_created task_started task_started task_retrying task_completed '
+  'task_released step_skipped',
+  'roles: a client reads the log'
+);
+select tap.is((select c.outcome from baton.cancel_run('r', 'no') as c), 'done', 'roles: cancels a run');
+select tap.is((select g.status from baton.get_run('r') as g), 'cancelled', 'roles: and asks how it stands');
+reset role;
 set local role baton_test_observer;
 select tap.is(
   (select concat_ws(' ', s.startup_state, s.healthy_workers) from baton.worker_startup as s), 'ready 1', 'roles: an observer reads worker_startup'
 );
-select tap.is((select count(*)::integer from baton.queue_stats), 0, 'roles: and queue_stats');
+select tap.is((select string_agg(concat_ws(' ', q.queue_name, q.ready, q.delayed, q.in_flight), ', ') from baton.queue_stats as q), 'runs 0 0 3', 'roles: and queue_stats');
 select tap.is((select count(*)::integer from baton.dead_letters), 0, 'roles: and dead_letters');
-select tap.is((select count(*)::integer from baton.incident_log), 0, 'roles: and incident_log');
+select tap.is((select string_agg(i.kind, ' ') from baton.incident_log as i), 'operator operator operator', 'roles: and incident_log');
 select tap.is((select h.severity from baton.health() as h where h.finding = 'tick'), 'critical', 'roles: and health');
 reset role;
 set local role baton_test_admin;
@@ -210,11 +295,18 @@ select is(
 )
 from unnest(array['Odd "role"; drop schema baton --', 'current_user']) as r (name);
 select baton.grant_usage('baton_test_client', 'observer') \g /dev/null
-select is(baton_test.verbs('baton_test_client'), 'health send send_many version', 'grant_usage: kinds add up');
+select is(
+  baton_test.verbs('baton_test_client'),
+  'cancel_run get_run health read_events send send_many signal_run start_run version wake_run', 'grant_usage: kinds add up'
+);
 drop owned by baton_test_client;
 select is(baton_test.verbs('baton_test_client'), null, 'grant_usage: DROP OWNED takes them away');
 
 -- A hostile caller
+select baton.start_run('w', '{}', 'tasks', 'tasks') \g /dev/null
+select b.replay_epoch as epoch
+from baton.claim('tasks') as c
+cross join lateral baton.begin_replay(c.message_id, c.delivery) as b \gset
 create schema baton_test_hostile;
 grant usage, create on schema baton_test_hostile to public;
 create function baton_test_hostile.upper(text) returns text language plpgsql as $$begin raise exception 'hijacked'; end$$;
@@ -250,9 +342,11 @@ end;
 $$;
 create temporary table settings (transport text);
 create temporary table worker_functions (function_name text);
+create temporary table runs (run_id text);
+create temporary table messages (message_id bigint);
 create temporary table pg_roles (rolname text);
 create temporary view pg_class as select null::oid as oid where false;
-grant all on pg_temp.settings, pg_temp.worker_functions, pg_temp.pg_roles, pg_temp.pg_class to public;
+grant all on pg_temp.settings, pg_temp.worker_functions, pg_temp.runs, pg_temp.messages, pg_temp.pg_roles, pg_temp.pg_class to public;
 select is(baton_test.hostile(current_user, 'select ''a''::text = ''a'''), 'hijacked', 'roles: (the hostile path would be used)');
 select is(
   baton_test.hostile('baton_test_worker', h.statement), h.answer, 'roles: a hostile search_path and temporary tables change nothing: ' || h.statement
@@ -262,7 +356,27 @@ from (
   ('select outcome from baton.send(''work'', ''{}'', headers => ''{}'')', 'sent'),
   ('select count(message_id)::text from baton.claim(''work'')', '1'),
   ('select outcome from baton.reserve_worker_invocation(''orders'')', 'ready'),
-  ('select outcome from baton.heartbeat(''00000000-0000-0000-0000-000000000001'')', 'active')
+  ('select outcome from baton.heartbeat(''00000000-0000-0000-0000-000000000001'')', 'active'),
+  ('select outcome from baton.start_run(''w'', ''{}'', ''hostile'', ''hostile'')', 'created'),
+  ('select outcome from baton.signal_run(''hostile'', ''go'')', 'signalled'),
+  (
+    'select b.outcome from baton.claim(''hostile'', for_run => ''hostile'') as c, '
+    'lateral baton.begin_replay(c.message_id, c.delivery) as b', 'granted'
+  ),
+  (format('select outcome from baton.create_step(''tasks'', %s, ''s'', ''[1, 2]'')', :epoch), 'created'),
+  (format('select pg_catalog.max(outcome) from baton.dispatch_tasks(''tasks'', %s, 0)', :epoch), 'enqueue'),
+  (
+    'select pg_catalog.string_agg(s.outcome, '' '') from baton.claim(''tasks'', max_messages => 2) as c, '
+    'lateral baton.start_task(c.message_id, c.delivery) as s', 'execute execute'
+  ),
+  ('select outcome from baton.complete_task(''tasks'', ''s'', 0, 1, ''1'', null, null)', 'completed'),
+  (
+    'select outcome from baton.complete_tasks(''tasks'', ''[{"step_slug": "s", "task_index": 0, "attempt": 1}]'')',
+    'already_completed'
+  ),
+  ('select outcome from baton.fail_task(''tasks'', ''s'', 1, 1, ''"x"'', null, null)', 'lost'),
+  ('select count(run_id)::text from baton.recover_runs()', '0'),
+  ('select outcome from baton.cancel_run(''hostile'', ''no'')', 'done')
 ) as h (statement, answer);
 select is(baton_test.hostile('baton_test_admin', h.statement), h.answer, 'roles: nor for an admin: ' || h.statement)
 from (
@@ -271,6 +385,13 @@ from (
   ('select outcome from baton.ensure_workers()', 'reserved'),
   ('select startup_state from baton.worker_startup where function_name operator(pg_catalog.=) ''mail''', 'pending'),
   ('select count(part)::text from baton.tick() where error is not null', '0'),
+  ('select pg_catalog.count(run_id)::text from baton.run_overview', '3'),
+  ('select pg_catalog.max(decision) from baton.task_ownership', 'queued'),
+  ('select outputs::text from baton.step_outputs where run_id operator(pg_catalog.=) ''tasks''', '[1]'),
+  ('select outcome from baton.release_task(''tasks'', ''s'', 1)', 'released'),
+  ('select outcome from baton.skip_step(''tasks'', ''s'')', 'done'),
+  ('select pg_catalog.count(run_id)::text from baton.replays', '1'),
+  ('select pg_catalog.count(run_id)::text from baton.wedged_runs', '0'),
   ('select pg_catalog.count(finding)::text from baton.health() where finding operator(pg_catalog.=) ''transport''', '1')
 ) as h (statement, answer);
 select is(

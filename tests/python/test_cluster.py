@@ -79,6 +79,7 @@ def test_a_killed_tool_leaves_no_cluster(number):
         base = tool.stdout.readline().strip()
         pid = int(Path(base, "data/postmaster.pid").read_text().splitlines()[0])
         tool.send_signal(number)
+        tool.wait(60)
     assert tool.returncode == (128 + number if number == signal.SIGTERM else -number)
     wait_until(lambda: not os.path.exists(base), f"{base} is removed")
     assert not runs(pid)

@@ -1,0 +1,267 @@
+"""The reference worker that executes: workflows with steps, whose bodies run once each (docs/guides/ownership.md).
+
+    DATABASE_URL=postgresql:///app QUEUE_NAME=orders python docs/examples/worker_durable.py
+
+It adds steps to the consumer of worker_runs.py. A step's one body runs here, inline, under the run message that this
+process holds; the bodies of a fan-out have messages of their own, for any process. One message at a time.
+"""
+import contextlib
+import json
+import signal
+
+import psycopg
+import worker_runs
+from psycopg.types.json import Jsonb
+from worker_runs import UNKNOWN_DELAY, VISIBILITY, Diverged, Failed, Run, Stopping, Suspended, log
+
+
+# A body does what has an effect on the world. It may be run again if its process dies before its end is written down:
+# `attempt` counts, and run, step and index are the same each time, as a key for others to recognise it by.
+def charge(amount, task):
+    return {"payment": f"{task.run_id}/{task.step_slug}", "amount": amount}
+
+
+def pack(item, task):
+    return {"box": f"{item}-{task.attempt}"}
+
+
+BODIES = {body.__name__: body for body in (charge, pack)}
+
+
+# A workflow only decides: it is called again from the top after each step.
+def order(run):
+    try:
+        payment = run.step("charge", run.input["amount"], max_attempts=5)
+    except StepFailed as failed:
+        raise Failed({"not charged": failed.error}) from None
+    return {"payment": payment, "boxes": run.map("pack", run.input["items"])}
+
+
+WORKFLOWS = {"order": order}
+
+
+class StepFailed(Exception):
+    """Raised by run.step and run.map: a body has failed for good, or has killed its process too often."""
+
+    def __init__(self, slug, error):
+        super().__init__(slug, error)
+        self.slug, self.error = slug, error
+
+
+class StepRun(Run):
+    """What a workflow sees of its run in one replay."""
+
+    def __init__(self, events, baton, is_stopping):
+        super().__init__(events, baton, is_stopping)
+        self.created, self.passed, self.ended, self.outputs = {}, set(), {}, {}
+        self.new_steps, self.is_suspended = [], False
+        for event in events:
+            if event.type == "step_created":
+                self.created[event.correlation_id] = event.payload
+            elif event.type == "task_completed":
+                self.outputs.setdefault(event.payload["step_slug"], {})[event.payload["task_index"]] = event.payload["output"]
+            elif event.type in ("step_completed", "step_failed", "step_skipped"):
+                self.ended[event.payload["step_slug"]] = event
+
+    def step(self, body, input=None, key="", **options):
+        """What BODIES[body](input) answers. The same body again in a run needs a key, which makes the step's name."""
+        outputs = self.map(body, [input], key, **options)
+        return outputs and outputs[0]
+
+    def map(self, body, inputs, key="", **options):
+        """The answers for all inputs, in their order; None if the step was skipped. Options: those of create_step."""
+        slug, inputs = f"{body} {key}".strip(), list(inputs)
+        if slug in self.passed:
+            raise Diverged(f"there is a step {slug!r} already: give it a key")
+        self.passed.add(slug)
+        if slug not in self.created:
+            if self.is_stopping():
+                raise Stopping
+            self.new_steps.append((slug, Jsonb(inputs), options.get("on_exhausted"), options.get("max_attempts")))
+            raise Suspended(None)
+        if self.created[slug]["task_count"] != len(inputs):
+            raise Diverged(f"step {slug!r} had {self.created[slug]['task_count']} inputs, not {len(inputs)}")
+        if not (end := self.ended.get(slug)):
+            raise Suspended(None)
+        if end.type == "step_failed":
+            raise StepFailed(slug, end.payload.get("error") or end.payload.get("reason"))
+        if end.type == "step_skipped":
+            return None
+        return [self.outputs[slug][index] for index in range(len(inputs))]
+
+
+class Worker(worker_runs.Worker):
+    """The connection, the loop and the extending are those of worker_runs."""
+
+    in_body = False
+
+    def one(self, sql, *arguments):
+        row = super().one(sql, *arguments)
+        if row and getattr(row, "outcome", None) == "in_use":
+            raise AssertionError(f"bodies run under {self.receipt}, and it was to be given away: {sql}")
+        return row
+
+    def stop(self, *_):
+        """The handler of SIGTERM: what is in hand is given back; a body is interrupted."""
+        self.stopping = True
+        if self.in_body:
+            raise Stopping
+
+    def handle(self, message):
+        return self.handle_run() if message.kind == "run" else self.handle_task()
+
+    # A run message ------------------------------------------------------------------------------
+
+    def handle_run(self):
+        """Replay, and run the body that it starts here, outside the replay; again until there is none."""
+        events = []
+        outcome, task = self.replay(events)
+        while task:
+            if not (ended := self.execute(task)):
+                return "given back"
+            # A later attempt ends alone: should the workflow's code kill us now, that is not the body's fault.
+            answer = self.end_and_replay(events, ended) if task.attempt == 1 else None
+            if not answer:
+                self.end(ended)
+                answer = self.replay(events)
+            outcome, task = answer
+        return outcome
+
+    def end_and_replay(self, events, ended):
+        """The end of a body and the replay that follows, in one short transaction: one commit a step."""
+        seen = len(events)
+        try:
+            with self.db.transaction():
+                self.one(*ended)
+                return self.replay(events, contextlib.nullcontext)
+        except psycopg.Error as error:
+            if self.db.closed:
+                raise
+            log("rolled back:", repr(error))
+            del events[seen:]
+            return None
+
+    def replay(self, events, transaction=None):
+        """Answers how it ended, and the body that this process is to run, if it was given one."""
+        # hold session: if this process is killed while it decides, its connection tells, and the run is free at once
+        baton = self.one("select * from baton.begin_replay(%s, %s, 'session')", *self.receipt)
+        outcome, task = baton.outcome, None  # handed_over: somebody else goes on, and sees what we have written
+        while outcome in ("granted", "again"):  # again: something came while we decided
+            while page := self.db.execute("select * from baton.read_events(%s, %s)",
+                                          (baton.run_id, events[-1].seq if events else 0)).fetchall():
+                events += page
+            decision = self.decide(baton, events)  # with no transaction open, unless one is given
+            with (transaction or self.db.transaction)():  # all or nothing
+                outcome, started = self.write(baton, *decision)
+            task = task or started
+        return outcome, task if outcome == "ended" else None
+
+    def decide(self, baton, events):
+        """Run the workflow's code over the events. Answers what is to be written, and how the replay is to end."""
+        if not (workflow := WORKFLOWS.get(baton.workflow_name)):  # others may know it: a newer deployment
+            return None, self.giving_back(f"unknown workflow: {baton.workflow_name}", UNKNOWN_DELAY)
+        run, fence, error = StepRun(events, baton, lambda: self.stopping), (baton.run_id, baton.replay_epoch), None
+        try:
+            end = "select * from baton.complete_run(%s, %s, %s)", *fence, Jsonb(workflow(run))
+        except Suspended as wait:
+            run.is_suspended = True
+            end = "select * from baton.end_replay(%s, %s, %s, %s)", *fence, events[-1].seq, *wait.args
+        except Failed as failed:
+            end = "select * from baton.fail_run(%s, %s, %s)", *fence, Jsonb(failed.args[0])
+        except Stopping:
+            end = self.parking()
+        except Exception as raised:
+            error = repr(raised)
+        if run.position < len(run.recorded) or run.created.keys() - run.passed:
+            error = error or "Diverged('the log holds more than the code did')"
+        return (None, self.giving_back(error)) if error else (run, end)
+
+    def write(self, baton, run, end):
+        """Answers how the replay ended, and the body that this process is to run, if it was given one."""
+        task, fence = None, (baton.run_id, baton.replay_epoch)
+        if run:
+            for event in run.new:
+                self.one("select * from baton.append_event(%s, %s, %s, %s, %s)", *fence, *event)
+            for step in run.new_steps:
+                self.one("select * from baton.create_step(%s, %s, %s, %s, %s, %s)", *fence, *step)
+        if run and run.is_suspended:
+            rows = self.dispatch(fence)
+            if any(row.outcome == "lost" for row in rows):  # our claim ran out; if nobody took it, it is still ours
+                self.one("select * from baton.extend(%s, %s, %s)", *self.receipt, VISIBILITY)
+                rows = self.dispatch(fence)
+            task = next((Task(baton.run_id, row) for row in rows if row.outcome == "execute"), None)
+        return self.one(*end).outcome, task
+
+    def dispatch(self, fence):
+        """At most one body at a time under our message; the others get messages of their own."""
+        return self.db.execute("select * from baton.dispatch_tasks(%s, %s, 1)", fence).fetchall()
+
+    # A task message -----------------------------------------------------------------------------
+
+    def handle_task(self):
+        started = self.one("select * from baton.start_task(%s, %s)", *self.receipt)
+        if started.outcome != "execute":  # await, skip, lost: nothing is left to do
+            return started.outcome
+        ended = self.execute(Task(started.run_id, started))
+        return self.end(ended) if ended else "given back"
+
+    # A body -------------------------------------------------------------------------------------
+
+    def execute(self, task):
+        """Run a body, while the message that it runs under is extended. Answers the call that tells how it ended."""
+        if not (body := BODIES.get(task.step_slug.split(" ")[0])):
+            self.one(*self.giving_back(f"unknown step: {task.step_slug}", UNKNOWN_DELAY))
+            return None
+        verb, options = "complete_task", ""
+        try:
+            try:
+                self.in_body = True
+                if self.stopping:
+                    raise Stopping
+                result = json.loads(json.dumps(body(task.input, task)))
+            finally:
+                self.in_body = False
+        except Stopping:
+            log(self.one(*self.parking()).outcome, task.step_slug)
+            return None
+        except Failed as failed:
+            verb, result, options = "fail_task", failed.args[0], ", final => true"
+        except Exception as raised:
+            verb, result = "fail_task", repr(raised)
+        return (f"select * from baton.{verb}(%s, %s, %s, %s, %s, %s, %s{options})", task.run_id, task.step_slug,
+                task.task_index, task.attempt, Jsonb(result), *self.receipt)
+
+    def end(self, ended):
+        try:
+            return self.one(*ended).outcome
+        except psycopg.errors.ProgramLimitExceeded as error:  # an output over settings.max_payload_bytes
+            _, *task, _, message_id, delivery = ended
+            return self.one("select * from baton.fail_task(%s, %s, %s, %s, %s, %s, %s, final => true)", *task,
+                            Jsonb(repr(error)), message_id, delivery).outcome
+
+    # By force: the body that ran under the message has stopped, or can't be run here, and is given out anew.
+
+    def parking(self):
+        return "select * from baton.park(%s, %s, force => true)", *self.receipt
+
+    def giving_back(self, error, delay=None):
+        log("failing:", error)
+        return "select * from baton.fail(%s, %s, %s, %s, force => true)", *self.receipt, error, delay
+
+    def fail(self, error, delay=None):
+        return self.one(*self.giving_back(error, delay)).outcome
+
+
+class Task:
+    """What a body is told of itself."""
+
+    def __init__(self, run_id, row):
+        self.run_id, self.step_slug, self.task_index = run_id, row.step_slug, row.task_index
+        self.attempt, self.input = row.attempt, row.input
+
+
+if __name__ == "__main__":
+    worker = Worker()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, worker.stop)
+    worker.work()

@@ -1,0 +1,175 @@
+/*
+ * Claiming: what is due is given out, the longest due first, for a while.
+ */
+
+-- From gen_random_uuid, which setseed can't repeat: the last 56 bits of a UUID are all random.
+create or replace function baton._new_delivery()
+returns bigint
+language sql
+volatile
+begin atomic
+  select ('x' || right(replace(gen_random_uuid()::text, '-', ''), 14))::bit(56)::bigint & 9007199254740991;
+end;
+
+-- Failures (a handler said so) and lapses (nobody said anything) have limits of their own.
+-- Null while a message may still be given out. It is asked only while no claim of it lives: a claim that is still
+-- there has run out, and counts as the lapse that the next claim would book.
+create or replace function baton._dead_reason(
+  kind text, failures integer, lapses integer, claimed_at timestamptz, max_failures integer, max_lapses integer
+)
+returns text
+language sql
+immutable
+begin atomic
+  select
+    case
+      when _dead_reason.kind in ('run', 'task') then null
+      when _dead_reason.failures >= _dead_reason.max_failures then 'failures'
+      when _dead_reason.lapses + (_dead_reason.claimed_at is not null)::integer >= _dead_reason.max_lapses then 'lapses'
+    end;
+end;
+
+create or replace function baton._claim(
+  queue_name text, worker_id uuid, max_messages integer, visibility interval, for_run text
+)
+returns table (
+  message_id bigint,
+  delivery bigint,
+  kind text,
+  run_id text,
+  step_slug text,
+  task_index integer,
+  payload jsonb,
+  headers jsonb,
+  failures integer,
+  lapses integer,
+  visible_at timestamptz
+)
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+  v_now timestamptz := baton._now();
+  v_settings baton.settings;
+  v_mark baton.queue_marks;
+  v_from timestamptz := '-infinity'::timestamptz;
+  v_picked bigint[];
+begin
+  select s.* into v_settings from baton.settings as s where s.singleton;
+  if _claim.for_run is null then
+    select q.* into v_mark from baton.queue_marks as q where q.queue_name = _claim.queue_name;
+    if v_mark.marked_at > v_now - baton._mark_age() and v_mark.marked_at <= v_now then
+      v_from := v_mark.mark;
+    end if;
+    v_picked := array(
+      select m.message_id
+      from baton.messages as m
+      where m.queue_name = _claim.queue_name
+        and m.visible_at >= v_from
+        and m.visible_at <= v_now
+        and (
+          -- A delivery has no limit but the end of its invocation.
+          _claim.queue_name = 'baton.deliveries'
+          or baton._dead_reason(
+            m.kind, m.failures, m.lapses, m.claimed_at, v_settings.max_failures, v_settings.max_lapses
+          ) is null
+        )
+      order by m.visible_at, m.message_id
+      limit coalesce(_claim.max_messages, 1)
+      for no key update of m skip locked
+    );
+  else
+    v_picked := array(
+      select m.message_id
+      from baton.messages as m
+      where m.run_id = _claim.for_run
+        and m.kind = 'run'
+        and m.queue_name = _claim.queue_name
+        and m.visible_at <= v_now
+      order by m.visible_at, m.message_id
+      limit coalesce(_claim.max_messages, 1)
+      for no key update of m skip locked
+    );
+  end if;
+
+  return query
+  with taken as (
+    update baton.messages as m
+    set delivery = baton._new_delivery(),
+      claimed_at = v_now,
+      claimed_by = _claim.worker_id,
+      lapses = m.lapses + (m.claimed_at is not null)::integer,
+      visible_at = v_now + coalesce(_claim.visibility, v_settings.visibility)
+    where m.message_id = any (v_picked)
+    returning m.*
+  )
+  select
+    t.message_id, t.delivery, t.kind, t.run_id, t.step_slug, t.task_index, t.payload, t.headers, t.failures, t.lapses,
+    t.visible_at
+  from unnest(v_picked) with ordinality as p (message_id, nth)
+  inner join taken as t on t.message_id = p.message_id
+  order by p.nth;
+
+  if found and _claim.for_run is null and v_mark.queue_name is null then
+    perform baton._register_queue(_claim.queue_name, v_now);
+  end if;
+end;
+$$;
+
+create or replace function baton.claim(
+  queue_name text,
+  worker_id uuid default null,
+  max_messages integer default 1,
+  visibility interval default null,
+  for_run text default null
+)
+returns table (
+  message_id bigint,
+  delivery bigint,
+  kind text,
+  run_id text,
+  step_slug text,
+  task_index integer,
+  payload jsonb,
+  headers jsonb,
+  failures integer,
+  lapses integer,
+  visible_at timestamptz
+)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+  perform baton._check_users_queue(claim.queue_name);
+  perform baton._check_limit('max_messages', claim.max_messages);
+  perform baton._check_interval('visibility', claim.visibility);
+  if claim.worker_id is null or exists (
+    select
+    from baton.workers as w
+    where w.worker_id = claim.worker_id and baton._goes_on(w)
+  ) then
+    return query
+    select
+      c.message_id, c.delivery, c.kind, c.run_id, c.step_slug, c.task_index, c.payload, c.headers, c.failures, c.lapses,
+      c.visible_at
+    from baton._claim(
+      claim.queue_name, claim.worker_id, claim.max_messages, claim.visibility, claim.for_run
+    ) as c;
+  end if;
+end;
+$$;
+
+comment on function baton.claim(text, uuid, integer, interval, text) is
+'Take messages that are due, the longest due first, and hide them from others until the claim runs out. Message_id and delivery are the receipt that every later verb wants. A message whose last claim ran out counts one lapse; one at its limit is skipped. A stopping, deprecated, stopped or unknown worker gets nothing.
+Arguments: worker_id, null is anonymous; visibility, how long the claim lasts, by default settings.visibility; for_run, only that run''s run messages.
+Returns: a row a message: message_id, delivery, kind, run_id, step_slug, task_index, payload, headers, failures, lapses, visible_at (when the claim runs out)
+Raises: 22023
+Locks: the messages, never waiting';

@@ -1,0 +1,373 @@
+/*
+ * How a task ends. The first completion wins, from any attempt since the last release. Whatever ends a step wakes the
+ * run once, unless the caller holds a run message of it: that handler begins a replay next.
+ */
+
+-- Writes the run's positions and wakes it if a step ended, unless the caller holds a run message of it: that handler
+-- begins a replay next.
+create or replace function baton._settle_run(
+  run baton.runs, is_step_ended boolean, message baton.messages, at timestamptz
+)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform baton._save_positions(_settle_run.run);
+  if _settle_run.is_step_ended and (
+    (_settle_run.message).kind = 'run' and (_settle_run.message).run_id = (_settle_run.run).run_id
+  ) is not true then
+    perform baton._wake(_settle_run.run, _settle_run.at);
+  end if;
+end;
+$$;
+
+-- The task's own message goes: the caller's, or one that nobody holds.
+create or replace function baton._drop_task_message(
+  run_id text, step_slug text, task_index integer, message baton.messages, at timestamptz
+)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  with own as (
+    select m.message_id
+    from baton.messages as m
+    where m.dedupe_key = baton._task_key(
+        _drop_task_message.run_id, _drop_task_message.step_slug, _drop_task_message.task_index
+      )
+      and (
+        m.claimed_at is null
+        or m.visible_at <= _drop_task_message.at
+        or m.message_id = (_drop_task_message.message).message_id
+      )
+    for update of m skip locked
+  )
+  delete from baton.messages as m using own as o where m.message_id = o.message_id;
+end;
+$$;
+
+-- A callback that came after the end is told so, and leaves an incident.
+create or replace function baton._note_too_late(
+  run_id text, step_slug text, task_index integer, status text, verb text, at timestamptz
+)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform baton._incident(
+    _note_too_late.at, 'too_late', run_id => _note_too_late.run_id, step_slug => _note_too_late.step_slug,
+    task_index => _note_too_late.task_index,
+    detail => jsonb_build_object('verb', _note_too_late.verb, 'status', _note_too_late.status)
+  );
+end;
+$$;
+
+-- The task's own message is due at the given time: the caller's, or one that waits, or a new one.
+create or replace function baton._requeue_task(
+  run baton.runs, task baton.tasks, due_at timestamptz, message baton.messages, at timestamptz
+)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_key text := baton._task_key(
+    (_requeue_task.run).run_id, (_requeue_task.task).step_slug, (_requeue_task.task).task_index
+  );
+begin
+  if (_requeue_task.message).kind = 'task' then
+    update baton.messages as m
+    set visible_at = _requeue_task.due_at, claimed_at = null
+    where m.message_id = (_requeue_task.message).message_id;
+  elsif not exists (
+    select
+    from baton.messages as m
+    where m.dedupe_key = v_key
+  ) then
+    insert into baton.messages (queue_name, kind, run_id, step_slug, task_index, dedupe_key, visible_at, created_at)
+    values (
+      (_requeue_task.run).queue_name, 'task', (_requeue_task.run).run_id, (_requeue_task.task).step_slug,
+      (_requeue_task.task).task_index, v_key, _requeue_task.due_at, _requeue_task.at
+    );
+    perform baton._notify_message((_requeue_task.run).queue_name);
+  end if;
+end;
+$$;
+
+create or replace function baton._complete_task(
+  run_id text,
+  step_slug text,
+  task_index integer,
+  attempt integer,
+  output jsonb,
+  message_id bigint,
+  delivery bigint,
+  out outcome text,
+  out step_ended boolean
+)
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_run baton.runs;
+  v_message baton.messages;
+  v_task baton.tasks;
+  v_step baton.steps;
+  v_now timestamptz;
+begin
+  perform baton._check_size('output', pg_column_size(_complete_task.output));
+  v_run := baton._lock_run(_complete_task.run_id);
+  v_message := baton._lock_receipt(_complete_task.message_id, _complete_task.delivery);
+  v_now := baton._now();
+  step_ended := false;
+  select t.*
+  into v_task
+  from baton.tasks as t
+  where t.run_id = v_run.run_id
+    and t.step_slug = _complete_task.step_slug
+    and t.task_index = _complete_task.task_index;
+
+  if v_task.status = 'completed' then
+    outcome := 'already_completed';
+  elsif v_task.status is null or v_task.status not in ('created', 'started') then
+    outcome := 'too_late';
+    perform baton._note_too_late(
+      _complete_task.run_id, _complete_task.step_slug, _complete_task.task_index, v_task.status, 'complete_task', v_now
+    );
+  elsif (_complete_task.attempt > v_task.fence_attempt and _complete_task.attempt <= v_task.attempt) is not true then
+    outcome := 'lost';
+    perform baton._note_lost(_complete_task.message_id, _complete_task.delivery, 'complete_task');
+    return;
+  else
+    outcome := 'completed';
+    update baton.tasks as t
+    set status = 'completed'
+    where t.run_id = v_run.run_id and t.step_slug = v_task.step_slug and t.task_index = v_task.task_index;
+    v_task.attempt := _complete_task.attempt;
+    v_run := baton._task_event(
+      v_run, 'task_completed', v_task, jsonb_build_object('output', _complete_task.output), v_now
+    );
+    update baton.steps as s
+    set open_tasks = s.open_tasks - 1
+    where s.run_id = v_run.run_id and s.step_slug = v_task.step_slug
+    returning s.* into v_step;
+    if v_step.open_tasks = 0 then
+      v_run := baton._end_step(v_run, v_task.step_slug, 'completed', '{}', v_now);
+      v_run.wake_seq := v_run.last_seq;
+      step_ended := true;
+    end if;
+    perform baton._settle_run(v_run, step_ended, v_message, v_now);
+  end if;
+  perform baton._drop_task_message(
+    _complete_task.run_id, _complete_task.step_slug, _complete_task.task_index, v_message, v_now
+  );
+end;
+$$;
+
+create or replace function baton.complete_task(
+  run_id text,
+  step_slug text,
+  task_index integer,
+  attempt integer,
+  output jsonb,
+  message_id bigint,
+  delivery bigint,
+  out outcome text,
+  out step_ended boolean
+)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+  select c.outcome, c.step_ended
+  into complete_task.outcome, complete_task.step_ended
+  from baton._complete_task(
+    complete_task.run_id, complete_task.step_slug, complete_task.task_index, complete_task.attempt,
+    complete_task.output, complete_task.message_id, complete_task.delivery
+  ) as c;
+end;
+$$;
+
+comment on function baton.complete_task(text, text, integer, integer, jsonb, bigint, bigint) is
+'Record the output of a task. The first completion wins, from any attempt since the task was last released, also after its claim ran out; the task''s own message is removed.
+Arguments: attempt, as execute gave it; message_id and delivery, the receipt that the body runs under: the task''s own, or the run message''s.
+Outcomes: completed, with step_ended where it was the last of its step (the run is woken, unless a run message of it is the receipt); already_completed; too_late: the task, its step or its run has ended otherwise or is unknown; lost: the attempt was never given out, or was released
+Raises: 54000, 25001
+Locks: the run, then the message';
+
+create or replace function baton.complete_tasks(run_id text, completions jsonb)
+returns table (outcome text, step_slug text, task_index integer, step_ended boolean)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+  v_invalid jsonb;
+  v_item record;
+  v_answer record;
+  v_outcomes text[];
+  v_ended boolean[];
+begin
+  if complete_tasks.completions is null or jsonb_typeof(complete_tasks.completions) <> 'array' then
+    perform baton._raise('invalid_completions', coalesce(jsonb_typeof(complete_tasks.completions), 'null'));
+  end if;
+  select i.item
+  into v_invalid
+  from jsonb_array_elements(complete_tasks.completions) as i (item)
+  where (
+    jsonb_typeof(i.item) = 'object'
+    and coalesce(i.item ->> 'task_index', '0') ~ '^[0-9]{1,9}$'
+    and coalesce(i.item ->> 'attempt', '0') ~ '^[0-9]{1,9}$'
+    and coalesce(i.item ->> 'message_id', '0') ~ '^[0-9]{1,18}$'
+    and coalesce(i.item ->> 'delivery', '0') ~ '^[0-9]{1,18}$'
+  ) is not true
+  limit 1;
+  if found then
+    perform baton._raise('invalid_completions', left(v_invalid::text, 60));
+  end if;
+  for v_item in
+    select
+      i.nth, c.step_slug, c.task_index, c.attempt, i.item -> 'output' as output, c.message_id, c.delivery
+    from jsonb_array_elements(complete_tasks.completions) with ordinality as i (item, nth)
+    cross join lateral jsonb_to_record(i.item) as c (
+      step_slug text, task_index integer, attempt integer, message_id bigint, delivery bigint
+    )
+    order by c.message_id, i.nth
+  loop
+    select c.outcome, c.step_ended
+    into v_answer
+    from baton._complete_task(
+      complete_tasks.run_id, v_item.step_slug, v_item.task_index, v_item.attempt, v_item.output, v_item.message_id,
+      v_item.delivery
+    ) as c;
+    v_outcomes[v_item.nth] := v_answer.outcome;
+    v_ended[v_item.nth] := v_answer.step_ended;
+  end loop;
+
+  return query
+  select v_outcomes[i.nth], i.item ->> 'step_slug', (i.item ->> 'task_index')::integer, v_ended[i.nth]
+  from jsonb_array_elements(complete_tasks.completions) with ordinality as i (item, nth)
+  order by i.nth;
+end;
+$$;
+
+comment on function baton.complete_tasks(text, jsonb) is
+'Record the outputs of several tasks of a run.
+Arguments: completions, an array of objects with the other arguments of complete_task.
+Returns: a row each, in their order: outcome as in complete_task, step_slug, task_index, step_ended
+Raises: 22023, 54000, 25001
+Locks: the run, then the messages by id';
+
+create or replace function baton.fail_task(
+  run_id text,
+  step_slug text,
+  task_index integer,
+  attempt integer,
+  error jsonb,
+  message_id bigint,
+  delivery bigint,
+  retry_delay interval default null,
+  final boolean default false,
+  out outcome text,
+  out retry_at timestamptz,
+  out step_ended boolean
+)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+  v_run baton.runs;
+  v_message baton.messages;
+  v_task baton.tasks;
+  v_max_attempts integer;
+  v_now timestamptz;
+begin
+  perform baton._check_interval('retry_delay', fail_task.retry_delay);
+  perform baton._check_size('error', pg_column_size(fail_task.error));
+  v_run := baton._lock_run(fail_task.run_id);
+  v_message := baton._lock_receipt(fail_task.message_id, fail_task.delivery);
+  v_now := baton._now();
+  step_ended := false;
+  select t.*
+  into v_task
+  from baton.tasks as t
+  where t.run_id = v_run.run_id and t.step_slug = fail_task.step_slug and t.task_index = fail_task.task_index;
+
+  if v_task.status is null or v_task.status not in ('created', 'started') then
+    outcome := 'too_late';
+    perform baton._note_too_late(
+      fail_task.run_id, fail_task.step_slug, fail_task.task_index, v_task.status, 'fail_task', v_now
+    );
+    perform baton._drop_task_message(
+      fail_task.run_id, fail_task.step_slug, fail_task.task_index, v_message, v_now
+    );
+    return;
+  elsif (
+    v_message.message_id is not null
+    and v_task.status = 'started'
+    and v_task.attempt = fail_task.attempt
+    and v_task.owner_message_id = v_message.message_id
+    and v_task.owner_delivery = v_message.delivery
+  ) is not true then
+    outcome := 'lost';
+    perform baton._note_lost(fail_task.message_id, fail_task.delivery, 'fail_task');
+    return;
+  end if;
+
+  select s.max_attempts
+  into v_max_attempts
+  from baton.steps as s
+  where s.run_id = v_run.run_id and s.step_slug = v_task.step_slug;
+  v_task.failures := v_task.failures + 1;
+  if fail_task.final or v_task.failures >= v_max_attempts then
+    outcome := 'failed';
+    step_ended := true;
+    v_run := baton._exhaust_task(v_run, v_task, jsonb_build_object('error', fail_task.error), v_now);
+    perform baton._settle_run(v_run, true, v_message, v_now);
+    perform baton._drop_task_message(v_run.run_id, v_task.step_slug, v_task.task_index, v_message, v_now);
+    return;
+  end if;
+
+  outcome := 'retrying';
+  retry_at := v_now + coalesce(fail_task.retry_delay, baton._backoff(v_task.failures));
+  update baton.tasks as t
+  set status = 'created',
+    failures = v_task.failures,
+    lapses = 0,
+    retry_at = fail_task.retry_at,
+    owner_message_id = null,
+    owner_delivery = null
+  where t.run_id = v_run.run_id and t.step_slug = v_task.step_slug and t.task_index = v_task.task_index;
+  v_run := baton._task_event(
+    v_run, 'task_retrying', v_task, jsonb_build_object('error', fail_task.error, 'retry_at', fail_task.retry_at), v_now
+  );
+  perform baton._save_positions(v_run);
+  perform baton._requeue_task(v_run, v_task, retry_at, v_message, v_now);
+end;
+$$;
+
+comment on function baton.fail_task(text, text, integer, integer, jsonb, bigint, bigint, interval, boolean) is
+'Record that a body failed: it is retried under a message of its own, or has failed for good, and its step ends as on_exhausted says.
+Arguments: attempt, as execute gave it; error, anything; message_id and delivery, the receipt that the body was started under; retry_delay, by default the back-off of fail; final, no more retries.
+Outcomes: retrying, with retry_at; failed, with step_ended (the run is woken, unless a run message of it is the receipt); too_late: the task, its step or its run has ended or is unknown; lost: it is not the current attempt under the receipt that started it, or that is not current
+Raises: 22023, 54000, 25001
+Locks: the run, then the message';

@@ -1,0 +1,67 @@
+\ir _begin.sql
+\ir _queue.sql
+\ir _runs.sql
+select plan(15);
+
+create function baton_test.findings(finding text)
+returns text
+language sql
+volatile
+begin atomic
+  select string_agg(concat_ws(' ', h.severity || ':', h.subject, h.detail), '; ') from baton.health() as h where h.finding = findings.finding;
+end;
+
+-- The oldest message that is due
+
+select baton_test.start('a') \g /dev/null
+select baton_test.advance('1 minute') \g /dev/null
+select is(baton_test.findings('oldest ready message'), null, 'health: a message that is due for a minute is no finding');
+select baton_test.advance('1 second') \g /dev/null
+select is(baton_test.findings('oldest ready message'), 'warning: q 1 messages are due, the oldest for 00:01:01', 'health: one for longer is');
+
+-- Claimed often
+
+update baton.messages set lapses = 4 where run_id = 'a';
+select is(baton_test.findings('claimed often'), null, 'health: four claims without a grant are no finding');
+update baton.messages set lapses = 5 where run_id = 'a';
+select is(baton_test.findings('claimed often'), 'warning: q 1 messages were claimed up to 5 times without a grant or a start', 'health: five are');
+
+-- Dead letters
+
+select is(baton_test.findings('dead letters'), null, 'health: no dead letters');
+select * from baton_test.hold('mail') \gset m
+select outcome from baton.fail(:mm, :md, 'x', final => true) \g /dev/null
+select is(baton_test.findings('dead letters'), 'warning: mail 1 messages', 'health: a dead letter');
+
+-- Replays held long
+
+select m as am, d as ad, e as ae from baton_test.take('a', '1 hour') as t, lateral (select b.replay_epoch as e from baton.begin_replay(t.m, t.d, 'session') as b) as b \gset
+select baton_test.advance('5 minutes') \g /dev/null
+select is(baton_test.findings('long replay'), null, 'health: a replay of five minutes');
+select baton_test.advance('1 second') \g /dev/null
+select is(
+  baton_test.findings('long replay'), 'warning: a held for 00:05:01 by an anonymous worker, backend ' || pg_backend_pid(), 'health: one held for longer, with age and backend'
+);
+select baton_test.advance('1 hour') \g /dev/null
+select is(baton_test.findings('long replay'), null, 'health: not one that is over');
+
+-- Wedged runs
+
+select is(baton_test.findings('wedged runs'), null, 'health: nothing to recover');
+delete from baton.messages;
+select is(baton_test.findings('wedged runs'), 'warning: 1 runs need a driver and have none, for example a', 'health: a wedged run');
+update baton.settings set recovery = false;
+select is(baton_test.findings('wedged runs'), 'critical: 1 runs need a driver and have none, for example a', 'health: with recovery off that is critical');
+update baton.settings set recovery = true;
+select count(*) from baton.tick() \g /dev/null
+select is(baton_test.findings('wedged runs'), null, 'health: after a tick there is none');
+
+-- Vacuum
+
+select matches(baton_test.findings('oldest snapshot'), '^(ok|warning): ', 'health: the age of the oldest snapshot');
+select pg_stat_reset_single_table_counters(c.oid) from pg_class as c
+where c.relnamespace = 'baton'::regnamespace and c.relkind = 'r' \g /dev/null
+select pg_stat_clear_snapshot() \g /dev/null
+select is(baton_test.findings('dead rows'), null, 'health: no table is mostly dead rows');
+select * from finish();
+rollback;

@@ -1,0 +1,112 @@
+"""What steps and tasks cost, in buffers a task: large fan-outs among many small runs."""
+
+import pytest
+from runs import begin, end, granted, last_seq, start, take, wake
+from starts import call
+from tasks import create, dispatch, started, take_task, task
+from test_replay_costs import buffers
+
+
+@pytest.fixture
+def conn(db):
+    """Among five thousand runs of one task each, which wait in the same queue, all of it analysed."""
+    conn = db.connect(options="-c statement_timeout=20s")
+    conn.execute("set plan_cache_mode = force_generic_plan")
+    conn.execute("""
+        insert into baton.runs (run_id, workflow_name, queue_name, status, last_seq, created_at)
+        select 'small ' || n, 'w', 'q', 'running', 2, baton._now() from generate_series(1, 5000) as n;
+        insert into baton.steps (run_id, step_slug, task_count, open_tasks, created_seq)
+        select r.run_id, 's', 1, 1, 2 from baton.runs as r;
+        insert into baton.tasks (run_id, step_slug, task_index, input) select r.run_id, 's', 0, '1' from baton.runs as r;
+        insert into baton.messages (queue_name, kind, run_id, step_slug, task_index, dedupe_key, visible_at, created_at)
+        select 'q', 'task', t.run_id, 's', 0, baton._task_key(t.run_id, 's', 0), baton._now() + interval '1 h', baton._now()
+        from baton.tasks as t;
+    """)
+    conn.execute("analyze baton.runs, baton.steps, baton.tasks, baton.messages")
+    return conn
+
+
+CREATE = "select * from baton.create_step(%s, %s, 's', (select jsonb_agg(n) from generate_series(1, %s) as n))"
+DISPATCH = "select * from baton.dispatch_tasks(%s, %s, 0)"
+
+
+def costs(conn, run_id, count):
+    """Buffers a task: create, dispatch, dispatch again, ask whether the run is wedged, cancel."""
+    start(conn, run_id)
+    receipt, epoch = granted(conn, run_id, visibility="1 hour")
+    create(conn, epoch, "warm", [1], run_id)
+    dispatch(conn, epoch, 0, run_id)
+    total = {"create": buffers(conn, CREATE, run_id, epoch, count),
+             "dispatch": buffers(conn, DISPATCH, run_id, epoch),
+             "again": buffers(conn, DISPATCH, run_id, epoch)}
+    assert conn.execute("select count(*) as n from baton.messages where run_id = %s and kind = 'task'",
+                        (run_id,)).fetchone().n == count + 1
+    end(conn, epoch, last_seq(conn, run_id), run_id)
+    total["wedged"] = buffers(conn, "select * from baton.wedged_runs where run_id = %s", run_id)
+    total["cancel"] = buffers(conn, "select * from baton.cancel_run(%s, 'enough')", run_id)
+    return {name: used / count for name, used in total.items()}
+
+
+# Among them the rows themselves, two to four indexes of a message, and one of a task.
+BOUNDS = {"create": 8, "dispatch": 20, "again": 8, "wedged": 6, "cancel": 16}
+
+
+def test_ten_thousand_tasks_cost_no_more_a_task_than_a_thousand(conn):
+    thousand, ten_thousand = costs(conn, "thousand", 1000), costs(conn, "ten thousand", 10_000)
+    for name, bound in BOUNDS.items():
+        assert ten_thousand[name] <= bound, (name, thousand, ten_thousand)
+        assert ten_thousand[name] <= 1.5 * thousand[name] + 1, (name, thousand, ten_thousand)
+
+
+def test_ten_thousand_bodies_of_others_cost_a_dispatch_next_to_nothing(conn):
+    """All of them run inline under one message, which lives: a replay by somebody else arms a backstop for each, once."""
+    start(conn)
+    receipt, epoch = granted(conn, visibility="1 hour")
+    create(conn, epoch, inputs=range(10_000))
+    dispatch(conn, epoch, 10_000)
+    assert end(conn, epoch, last_seq(conn)).outcome == "ended"
+    wake(conn)
+    message, epoch = granted(conn, visibility="1 hour")
+    assert {row.outcome for row in dispatch(conn, epoch)} == {"backstop"}
+    assert buffers(conn, DISPATCH, "r", epoch) <= 20 * 10_000
+    assert conn.execute("select count(*) as n from baton.messages where dedupe_key like %s",
+                        ("%\x1fbackstop\x1f%",)).fetchone().n == 10_000
+    assert begin(conn, receipt).outcome == "handed_over" and take(conn) is None and message != receipt
+
+
+def test_a_replay_beside_a_thousand_bodies_of_queued_tasks_leaves_their_messages_alone(conn):
+    start(conn)
+    _, epoch = granted(conn, visibility="1 hour")
+    create(conn, epoch, inputs=range(1000))
+    dispatch(conn, epoch, 0)
+    bodies = conn.execute("select s.outcome from baton.claim('q', max_messages => 1000) as c,"
+                          " baton.start_task(c.message_id, c.delivery) as s").fetchall()
+    assert [body.outcome for body in bodies] == ["execute"] * 1000
+    ask = "explain (analyze, buffers, wal, format json) " + DISPATCH
+    for _ in range(2):
+        [(plan,)] = conn.execute(ask, ("r", epoch)).fetchall()
+    assert plan[0]["Plan"]["Actual Rows"] == 1000 and plan[0]["Plan"].get("WAL Records", 0) < 20
+
+
+def test_a_start_and_an_end_cost_the_same_in_a_large_step(conn):
+    def cost(run_id, count):
+        start(conn, run_id)
+        _, epoch = granted(conn, run_id)
+        create(conn, epoch, inputs=range(count), run_id=run_id)
+        dispatch(conn, epoch, 0, run_id)
+        end(conn, epoch, last_seq(conn, run_id), run_id)
+        used = []
+        for _ in range(5):
+            message = take_task(conn)
+            begun = buffers(conn, "select * from baton.start_task(%s, %s)", *message)
+            owned = started(conn, message)
+            ended = buffers(conn, "select * from baton.complete_task(%s, 's', %s, 1, '1', %s, %s)", run_id,
+                            owned.task_index, *message)
+            assert task(conn, task_index=owned.task_index, run_id=run_id).status == "completed"
+            used.append((begun, ended))
+        call(conn, "cancel_run", run_id=run_id, reason="enough")
+        return [sorted(column)[2] for column in zip(*used, strict=True)]
+
+    cost("first", 10)
+    small, large = cost("small", 10), cost("large", 10_000)
+    assert large[0] <= small[0] + 15 and large[1] <= small[1] + 15, (small, large)

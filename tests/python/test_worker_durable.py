@@ -1,0 +1,434 @@
+"""docs/examples/worker_durable.py as several processes on one queue, which are killed, stopped and sent home."""
+
+import collections
+import json
+import random
+import signal
+
+import psycopg
+import pytest
+from conftest import ROOT, wait_until
+from programs import Program, role
+from runs import granted, start
+from tasks import create, replay
+
+# Each body leaves a mark, a line in a file: which task, which attempt, which process.
+CODE = """
+import os, signal, time
+import worker_durable
+from worker_durable import BODIES, WORKFLOWS, StepFailed, log
+
+FOLDER = os.environ["FOLDER"]
+
+def mark(task):
+    with open(FOLDER + "/marks", "a") as file:
+        file.write(f"{task.run_id}|{task.step_slug}|{task.task_index}|{task.attempt}|{os.getpid()}\\n")
+
+def quick(input, task):
+    mark(task)
+    time.sleep(0.01)
+    return input
+
+def gated(input, task):  # until the gate opens, for all, or for this process
+    mark(task)
+    while not any(map(os.path.exists, (f"{FOLDER}/gate", f"{FOLDER}/gate.{os.getpid()}"))):
+        time.sleep(0.02)
+    return input
+
+def poison(input, task):
+    if input == "harmless":
+        return input
+    mark(task)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def flaky(input, task):
+    mark(task)
+    if task.attempt <= input:
+        raise ValueError(f"attempt {task.attempt}")
+    return task.attempt
+
+def large(input, task):
+    mark(task)
+    return "x" * input
+
+BODIES.update({body.__name__: body for body in (quick, gated, poison, flaky, large)})
+
+def fan(run):
+    return run.map("quick", run.input)
+
+def steps(run):
+    return [run.step("quick", number, key=number) for number in range(run.input)]
+
+def gate(run):
+    return run.step("gated", run.input)
+
+def caught(run):
+    try:
+        return run.map("poison", run.input)
+    except StepFailed as failed:
+        return [failed.slug, failed.error, run.step("quick", "after")]
+
+def retries(run):
+    return run.step("flaky", run.input, max_attempts=3)
+
+def kills(run):
+    run.step("quick")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def too_large(run):
+    return run.map("large", [run.input])
+
+def raises(run):
+    run.step("quick")
+    raise ValueError("on purpose")
+
+WORKFLOWS.update({flow.__name__: flow for flow in (fan, steps, gate, caught, retries, kills, too_large, raises)})
+for name in os.environ.get("FORGET", "").split():
+    WORKFLOWS.pop(name, None)
+    BODIES.pop(name, None)
+worker = worker_durable.Worker()
+signal.signal(signal.SIGTERM, worker.stop)
+worker.work()
+"""
+
+NEVER_AWAITS = (ROOT / "tools/lib/never_awaits.sql").read_text()
+
+
+class Shop:
+    """One queue and the processes that work on it."""
+
+    def __init__(self, db, folder):
+        self.db, self.folder, self.workers = db, folder, []
+        self.conn = db.connect()
+        self.conn.execute("update baton.settings set backoff_base = '100 ms'")
+        self.user = role(self.conn, "worker")
+
+    def worker(self, visibility=60, wait=True, **env):
+        name = f"worker-{len(self.workers) + 1}"
+        dsn = psycopg.conninfo.make_conninfo(self.db.cluster.dsn(self.db.name, user=self.user), application_name=name)
+        program = Program(self.folder / f"{name}.log", ["-c", CODE], {
+            "DATABASE_URL": dsn, "POLL_SECONDS": "0.05", "VISIBILITY_SECONDS": str(visibility), "UNKNOWN_SECONDS": "0.3",
+            "FOLDER": str(self.folder), "PYTHONPATH": str(ROOT / "docs/examples"), **env})
+        self.workers.append(program)
+        if wait:
+            program.wait_for("ready")
+        return program
+
+    def living(self):
+        return [worker for worker in self.workers if worker.process.poll() is None]
+
+    def keep(self, count, **options):
+        """Starts as many as are missing, as a platform does."""
+        for _ in range(count - len(self.living())):
+            self.worker(wait=False, **options)
+
+    def start(self, workflow_name, input=None, run_id="r"):
+        answer = self.conn.execute("select * from baton.start_run(%s, %s::jsonb, %s)",
+                                   (workflow_name, json.dumps(input), run_id))
+        assert answer.fetchone().outcome == "created"
+
+    def run(self, run_id="r"):
+        return self.conn.execute("select * from baton.get_run(%s)", (run_id,)).fetchone()
+
+    def ended(self, run_id="r"):
+        return self.run(run_id).ended_at
+
+    def wait(self, status, run_id="r", timeout=20):
+        wait_until(lambda: self.ended(run_id), f"{run_id} has ended", timeout=timeout, every=0.02)
+        assert self.run(run_id).status == status, self.run(run_id)
+        return self.run(run_id)
+
+    def marks(self):
+        """[(run, step, index, attempt, pid)]"""
+        file = self.folder / "marks"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(run, step, int(index), int(attempt), int(pid)) for run, step, index, attempt, pid
+                in (line.split("|") for line in lines)]
+
+    def wait_marks(self, count):
+        wait_until(lambda: len(self.marks()) >= count, f"{count} marks", timeout=20, every=0.02)
+
+    def open_gate(self, worker=None):
+        (self.folder / (f"gate.{worker.process.pid}" if worker else "gate")).touch()
+
+    def types(self, run_id="r"):
+        return [event.type for event in self.conn.execute("select * from baton.read_events(%s, 0, 100000)", (run_id,))]
+
+    def task(self, slug, index=0, run_id="r"):
+        return self.conn.execute("select * from baton.tasks where run_id = %s and step_slug = %s and task_index = %s",
+                                 (run_id, slug, index)).fetchone()
+
+    def incidents(self, kind):
+        return self.conn.execute("select * from baton.incidents where kind = %s", (kind,)).fetchall()
+
+    def wait_empty(self):
+        wait_until(lambda: not self.conn.execute("select from baton.messages").fetchall(), "no message is left",
+                   timeout=20, every=0.05)
+
+
+@pytest.fixture
+def shop(db, tmp_path):
+    shop = Shop(db, tmp_path)
+    yield shop
+    shop.open_gate()
+    for worker in shop.workers:
+        worker.end()
+
+
+def test_a_fan_out_over_four_processes_with_random_kills_completes_with_every_result_once(shop, server_log):
+    rng, kills, options = random.Random(11), 0, {"visibility": 1}
+    shop.start("fan", list(range(200)))
+    shop.keep(4, **options)
+    shop.wait_marks(5)
+
+    def done():
+        nonlocal kills
+        if kills < 12 and len(shop.marks()) > 15 * kills:
+            living = shop.living()
+            if len(living) == 4:
+                rng.choice(living).signal(signal.SIGKILL)
+                kills += 1
+        shop.keep(4, **options)
+        shop.conn.execute("select baton.tick()")
+        return shop.ended()
+
+    wait_until(done, "the run has ended", timeout=60, every=0.05)
+    assert kills >= 8
+    assert shop.run().output == list(range(200))
+    completed = [event.payload["task_index"] for event in shop.conn.execute(
+        "select payload from baton.events where type = 'task_completed'").fetchall()]
+    assert sorted(completed) == list(range(200))
+    ran = collections.Counter(index for _, _, index, _, _ in shop.marks())
+    again = sum(count - 1 for count in ran.values())
+    assert set(ran) == set(range(200)) and again <= kills, "only what a killed process had in hand ran again"
+    assert len({pid for *_, pid in shop.marks()}) >= 4
+    shop.wait_empty()
+    assert server_log.errors() == []
+
+
+@pytest.mark.parametrize("inputs", [["deadly"], ["harmless", "deadly"]], ids=["inline", "queued"])
+def test_a_poison_task_ends_as_a_failed_step_that_the_workflow_catches(shop, inputs):
+    shop.conn.execute("update baton.settings set max_lapses = 3")
+    shop.start("caught", inputs)
+
+    def done():
+        shop.keep(1, visibility=0.5)
+        return shop.ended()
+
+    wait_until(done, "the run has ended", timeout=40, every=0.05)
+    assert shop.run().output == ["poison", "max_lapses", "after"]
+    starts = [(index, attempt) for _, step, index, attempt, _ in shop.marks() if step == "poison"]
+    assert starts == [(len(inputs) - 1, attempt) for attempt in (1, 2, 3)]
+    assert shop.types().count("task_failed") == 1 and len(shop.incidents("limit_reached")) == 1
+    shop.wait_empty()
+
+
+def signalled_in_the_middle(shop):
+    """A body runs; a signal comes, and another process replays the run."""
+    first = shop.worker()
+    shop.start("gate", "through")
+    shop.wait_marks(1)
+    second = shop.worker()
+    for told in (1, 2, 3):
+        assert shop.conn.execute("select * from baton.signal_run('r', 'knock')").fetchone().outcome == "signalled"
+        wait_until(lambda: not shop.conn.execute("select from baton.runs where wake_pending or wake_seq > replayed_seq"
+                                                 " or not replay_ended").fetchall(), "the signal was read")
+        if "executed twice" in second.text():
+            break
+        assert second.text().count("ended r") + first.text().count("ended r") >= told
+    return first, second
+
+
+def test_a_signal_in_the_middle_of_an_inline_step_does_not_run_it_again(shop):
+    first, _ = signalled_in_the_middle(shop)
+    backstops = shop.conn.execute("select from baton.messages where dedupe_key like %s", ("%\x1fbackstop\x1f%",)).fetchall()
+    assert len(backstops) == 1
+    shop.open_gate()
+    assert shop.wait("completed").output == "through"
+    assert shop.marks() == [("r", "gated", 0, 1, first.process.pid)]
+    shop.wait_empty()
+
+
+def test_without_ownership_and_single_flight_it_runs_twice(shop):
+    """The same on a start_task that never awaits, with ownership switched off."""
+    shop.conn.execute(NEVER_AWAITS)
+    first = shop.worker()
+    shop.start("gate", "through")
+    shop.wait_marks(1)
+    second = shop.worker()
+    assert shop.conn.execute("select * from baton.signal_run('r', 'knock')").fetchone().outcome == "signalled"
+    shop.wait_marks(2)
+    assert {pid for *_, pid in shop.marks()} == {first.process.pid, second.process.pid}, "two bodies at once"
+    assert shop.types().count("task_completed") == 0
+
+
+def test_with_ownership_off_single_flight_alone_keeps_it_from_running_twice(shop):
+    shop.conn.execute("update baton.settings set inline_ownership = false")
+    shop.worker(visibility=3)
+    shop.start("gate", "through")
+    shop.wait_marks(1)
+    second = shop.worker()
+    shop.conn.execute("select baton.signal_run('r', 'knock')")
+    second.wait_for("await r")
+    shop.open_gate()
+    assert shop.wait("completed").output == "through"
+    assert len(shop.marks()) == 1
+
+
+def test_one_inline_step_costs_one_commit(shop):
+    shop.worker()
+    shop.start("steps", 2, "warm")
+    shop.wait("completed", "warm")
+    number = "select pg_current_xact_id()::text::bigint as n"
+    cost = collections.defaultdict(list)
+    for attempt, steps in ((attempt, steps) for attempt in range(3) for steps in (5, 25, 45)):
+        before = shop.conn.execute(number).fetchone().n
+        shop.start("steps", steps, f"{steps} {attempt}")
+        shop.wait("completed", f"{steps} {attempt}")
+        cost[steps].append(shop.conn.execute(number).fetchone().n - before - steps)
+    # Start, claim, grant, the first dispatch, and this count; what else the cluster does at that moment comes on top.
+    assert {steps: min(more) for steps, more in cost.items()} == {5: 5, 25: 5, 45: 5}, dict(cost)
+
+
+def test_many_inline_steps_of_one_run_with_a_deploy_every_twentieth_reach_no_limit(shop):
+    shop.conn.execute("update baton.settings set max_lapses = 3, max_failures = 3")
+    current, deploys = shop.worker(visibility=1), 0
+    shop.start("steps", 200)
+    while not shop.ended():
+        if len(shop.marks()) >= 20 * (deploys + 1):
+            newer = shop.worker(visibility=1)
+            current.signal(signal.SIGKILL if deploys % 3 == 2 else signal.SIGTERM)
+            current.wait()
+            current, deploys = newer, deploys + 1
+        shop.wait_marks(min(20 * (deploys + 1), 200))
+        if deploys >= 9:
+            shop.wait("completed")
+    assert deploys >= 9
+    assert shop.run().output == list(range(200))
+    assert {len(set(step for _, step, *_ in shop.marks()))} == {200}
+    assert len(shop.marks()) <= 200 + deploys
+
+
+def test_killed_in_an_inline_body_it_is_run_again_by_whoever_gets_the_message(shop):
+    first = shop.worker(visibility=1)
+    shop.start("gate", "through")
+    shop.wait_marks(1)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = shop.worker(visibility=1)
+    shop.wait_marks(2)
+    shop.open_gate()
+    assert shop.wait("completed").output == "through"
+    assert [(attempt, pid) for *_, attempt, pid in shop.marks()] == [(1, first.process.pid), (2, second.process.pid)]
+    assert len(shop.incidents("owned_recovery")) == 1 and shop.task("gated").lapses == 1
+
+
+def test_a_long_body_is_extended(shop):
+    first, second = shop.worker(visibility=0.6), shop.worker(visibility=0.6)
+    shop.start("gate", "through")
+    shop.wait_marks(1)
+    later = shop.conn.execute("select clock_timestamp() + '2 s' as t").fetchone().t
+    wait_until(lambda: shop.conn.execute("select clock_timestamp() > %s", (later,)).fetchone()[0], "three claims", every=0.1)
+    shop.open_gate()
+    shop.wait("completed")
+    assert len(shop.marks()) == 1 and first.process.poll() is None and second.process.poll() is None
+
+
+@pytest.mark.parametrize("inputs", ["inline", "queued"])
+def test_an_orderly_stop_gives_the_body_out_anew(shop, inputs):
+    first = shop.worker(visibility=600)
+    shop.start("gate", "through")
+    shop.wait_marks(1)
+    if inputs == "queued":
+        shop.conn.execute("update baton.settings set inline_ownership = false")
+        shop.conn.execute("delete from baton.messages")
+        first.end()
+        shop.conn.execute("select baton.tick()")
+        first = shop.worker(visibility=600)
+        shop.wait_marks(2)
+    before = len(shop.marks())
+    first.signal()
+    assert first.wait() == 0
+    assert "parked" in first.text() and first.text().endswith("stopped\n")
+    assert (shop.task("gated").status, shop.task("gated").lapses) == ("created", 0)
+    second = shop.worker()
+    shop.wait_marks(before + 1)
+    shop.open_gate()
+    assert shop.wait("completed").output == "through"
+    assert shop.marks()[-1][-1] == second.process.pid and "task_released" in shop.types()
+
+
+def test_a_body_that_fails_is_retried_until_its_limit(shop):
+    shop.worker()
+    shop.start("retries", 2)
+    assert shop.wait("completed").output == 3
+    assert [attempt for *_, attempt, _ in shop.marks()] == [1, 2, 3]
+    assert shop.types().count("task_retrying") == 2
+    shop.conn.execute("update baton.settings set max_failures = 1")
+    shop.start("retries", 3, "never")
+    assert "StepFailed('flaky', \"ValueError('attempt 3')\")" in shop.wait("failed", "never").error["error"]
+
+
+def test_a_workflow_that_kills_its_process_after_a_body_is_counted_on_the_run(shop):
+    shop.conn.execute("update baton.settings set max_lapses = 4")
+    shop.start("kills")
+
+    def done():
+        shop.keep(1, visibility=0.5)
+        return shop.ended()
+
+    wait_until(done, "the run has ended", timeout=40, every=0.05)
+    assert (shop.run().status, shop.run().error) == ("failed", {"reason": "max_lapses"})
+    assert len(shop.marks()) == 2, "the second attempt's end is kept"
+    assert shop.types().count("task_completed") == 1
+
+
+def test_an_output_that_is_too_large_fails_the_body_for_good(shop):
+    shop.conn.execute("update baton.settings set max_payload_bytes = 10000, max_failures = 1")
+    worker = shop.worker()
+    shop.start("too_large", 30000)
+    assert "StepFailed('large'" in shop.wait("failed").error["error"]
+    assert len(shop.marks()) == 1 and "rolled back: " in worker.text()
+
+
+def test_a_workflow_that_raises_after_a_step_keeps_the_step(shop):
+    shop.conn.execute("update baton.settings set max_failures = 3")
+    shop.worker()
+    shop.start("raises")
+    assert shop.wait("failed").error["error"] == "ValueError('on purpose')"
+    assert len(shop.marks()) == 1 and "step_completed" in shop.types()
+
+
+@pytest.mark.parametrize("unknown", ["gate", "gated"], ids=["workflow", "step"])
+def test_what_an_old_deployment_does_not_know_is_given_back(shop, unknown):
+    shop.open_gate()
+    old = shop.worker(FORGET=unknown)
+    shop.start("gate", "through")
+    old.wait_for("failing: unknown")
+    new = shop.worker()
+    old.signal()
+    assert shop.wait("completed").output == "through"
+    assert {pid for *_, pid in shop.marks()} == {new.process.pid}
+
+
+def test_the_example_workflow(shop):
+    shop.worker()
+    shop.start("order", {"amount": 7, "items": ["a", "b", "c"]})
+    assert shop.wait("completed").output == {
+        "payment": {"payment": "r/charge", "amount": 7}, "boxes": [{"box": f"{item}-1"} for item in "abc"]}
+    shop.wait_empty()
+
+
+def test_an_in_use_that_it_does_not_expect_is_raised(conn, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs/examples")
+    import worker_durable
+
+    start(conn)
+    receipt, epoch = granted(conn)
+    create(conn, epoch)
+    replay(conn, receipt, epoch)
+    worker = worker_durable.Worker()
+    worker.db, worker.receipt = conn, receipt
+    with pytest.raises(AssertionError, match="bodies run under"):
+        worker.one("select * from baton.park(%s, %s)", *receipt)
+    assert worker.one(*worker.parking()).outcome == "parked"
