@@ -12,9 +12,9 @@ import pytest
 import standin
 from starts import call, function, register
 
-SECRET = 'tok-"quoted"\\back-4711-sesame'
-MULTI_LINE = "tok-first-line-4711\nsecond-line-sesame"
-PIECES = ("4711", "sesame")
+SECRET = 'tok-"quoted"\\back-xyzzy-sesame'
+MULTI_LINE = "tok-first-line-xyzzy\nsecond-line-sesame"
+PIECES = ("xyzzy", "sesame")
 LOUD = ("-c log_statement=all -c log_min_messages=debug1 -c log_min_error_statement=debug5"
         " -c log_error_verbosity=verbose -c log_duration=on"
         " -c log_parameter_max_length=-1 -c log_parameter_max_length_on_error=-1")
