@@ -40,7 +40,7 @@ demo: ## the main job on a throwaway cluster, in under two minutes; needs nothin
 	@tools/setup demo
 	@tools/demo $(ARGS)
 
-bench: setup ## what the verbs cost, as multiples of a commit, beside graphile-worker (by npm); ARGS="--rounds N"
+bench: setup ## what it costs, beside a commit and beside others (from npm and PyPI); ARGS="--short queue"
 	@tools/bench $(ARGS)
 
 test: setup ## every test, on a throwaway cluster

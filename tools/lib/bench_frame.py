@@ -1,0 +1,119 @@
+"""What the scenarios of tools/bench share: a cluster, pgbench, and tables in Markdown."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psycopg
+
+from cluster import Cluster, clean_environ, find_bindir, has_extension
+
+SETTINGS = {"fsync": "on", "full_page_writes": "on", "jit": "on", "shared_buffers": "512MB", "max_wal_size": "8GB"}
+MODES = {"on": "default durability", "off": "synchronous_commit off"}
+FLOOR = "single-row commit"
+FLOOR_SQL = "insert into bench.floor (n) values (1)"
+
+
+class Bench:
+    """One throwaway cluster with the package installed; short: fewer and smaller rounds."""
+
+    def __init__(self, sql: Path, short: bool):
+        self.short = short
+        settings = dict(SETTINGS)
+        self.counts_statements = has_extension(find_bindir(), "pg_stat_statements")
+        if self.counts_statements:
+            settings |= {"shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track": "none"}
+        self.cluster = Cluster(settings=settings)
+        self.sql = sql
+        self.peers = {}
+        self.missing = {}
+
+    def __enter__(self):
+        self.cluster.__enter__()
+        psql = [f"{self.cluster.bindir}/psql", "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", self.sql]
+        subprocess.run(psql, env=self.env(), check=True, stdout=subprocess.DEVNULL)
+        with self.connect() as conn:
+            conn.execute("create schema bench create table floor (n integer)")
+            if self.counts_statements:
+                conn.execute("create extension pg_stat_statements")
+        return self
+
+    def __exit__(self, *error):
+        self.cluster.__exit__(*error)
+
+    def env(self) -> dict[str, str]:
+        return {**clean_environ(), **self.cluster.env()}
+
+    def connect(self) -> psycopg.Connection:
+        return psycopg.connect(self.cluster.dsn(), autocommit=True)
+
+    def vacuum(self):
+        with self.connect() as conn:
+            conn.execute("vacuum analyze")
+
+    def add_peers(self, peers):
+        """Those that can be installed; why the others are missing."""
+        for peer in peers:
+            reason = peer.install()
+            if reason:
+                self.missing[peer.name] = reason
+            else:
+                peer.prepare(self.cluster)
+                self.peers[peer.name] = peer
+
+    def pgbench(self, mode: str, *arguments) -> str:
+        command = [f"{self.cluster.bindir}/pgbench", "-n", "-M", "prepared", *map(str, arguments)]
+        env = {**self.env(), "PGOPTIONS": f"-c synchronous_commit={mode}"}
+        result = subprocess.run(command, env=env, capture_output=True, text=True)
+        if result.returncode:
+            sys.exit(f"tools/bench: pgbench failed\n{result.stdout}{result.stderr}")
+        return result.stdout
+
+    def times(self, mode: str, scripts: dict[str, str], transactions: int, clients: int = 1) -> dict[str, list[float]]:
+        """How long each transaction of each script took, in milliseconds. Every connection draws a script for each
+        of its transactions, so that all scripts meet the same disk and the same neighbours. A variable `started` is 0
+        at first, and what a script puts into variables is there in the connection's next transactions."""
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = ["-l", f"--log-prefix={folder}/log", "-D", "started=0", "-c", clients, "-t", transactions]
+            for nth, script in enumerate(scripts.values()):
+                Path(folder, f"{nth}.sql").write_text(script)
+                arguments += ["-f", f"{folder}/{nth}.sql"]
+            self.pgbench(mode, *arguments)
+            lines = [line.split() for log in glob.glob(f"{folder}/log.*") for line in open(log)]
+        names, times = list(scripts), {name: [] for name in scripts}
+        for line in lines:
+            times[names[int(line[3])]].append(int(line[2]) / 1000)
+        return times
+
+    def machine(self) -> str:
+        model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        with self.connect() as conn:
+            (postgres,) = conn.execute("show server_version").fetchone()
+        return f"{os.cpu_count()} cores of {model[1] if model else os.uname().machine}, PostgreSQL {postgres}"
+
+
+def statement(sql: str) -> str:
+    """As a line of a script for pgbench; a row's columns become variables."""
+    return sql + (" \\gset\n" if sql.startswith(("select", "with")) or "returning" in sql else ";\n")
+
+
+def target(what: str, ratio: float, limit: float) -> str:
+    """A sentence on a ratio of times and the limit that it is meant to keep."""
+    verdict = "kept" if ratio <= limit else "missed"
+    return f"{what}: {ratio:.2f} times as long; meant to be at most {limit:g}: {verdict}.\n"
+
+
+def percentile(values: list[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

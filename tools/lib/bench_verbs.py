@@ -1,0 +1,133 @@
+"""The verbs
+
+What each verb costs, as multiples of a single-row commit, and to the server itself.
+One connection goes through cycles of verbs, a transaction each. A figure is the median over the rounds of a mean within
+a round. What a call costs the server is measured apart, one connection at a time.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import tempfile
+from pathlib import Path
+
+import psycopg
+
+from bench_frame import FLOOR, FLOOR_SQL, MODES, Bench, statement, table, target
+
+# A cycle: (name, statement), in order. Statements of one name are added up.
+CYCLE = [
+    (FLOOR, FLOOR_SQL),
+    ("send", """select outcome from baton.send('mail', '{"n": 1}')"""),
+    ("claim + ack", "select message_id, delivery from baton.claim('mail')"),
+    ("claim + ack", "select outcome from baton.ack(:message_id, :delivery)"),
+    ("start_run", """select run_id from baton.start_run('bench', '{"n": 1}', queue_name => 'runs')"""),
+    ("claim of a run message", "select message_id, delivery from baton.claim('runs')"),
+    ("begin_replay + end_replay", "select replay_epoch, last_seq from baton.begin_replay(:message_id, :delivery)"),
+    ("begin_replay + end_replay", "select outcome from baton.end_replay(:run_id, :replay_epoch, :last_seq)"),
+    ("signal_run", """select outcome from baton.signal_run(:run_id, 'bench', '{"n": 1}')"""),
+    ("claim of a run message", "select message_id, delivery from baton.claim('runs')"),
+    ("begin_replay + complete_run", "select replay_epoch from baton.begin_replay(:message_id, :delivery)"),
+    ("begin_replay + complete_run", "select outcome from baton.complete_run(:run_id, :replay_epoch, '{}')"),
+]
+TARGET = "begin_replay + end_replay"
+PEER = "graphile-worker: claim + complete"
+
+
+def run_pgbench(bench, script, cycles, mode):
+    """The mean of each statement, in milliseconds."""
+    listed = bench.pgbench(mode, "-r", "-t", cycles, "-f", script.name)
+    listed = listed.split("statement latencies in milliseconds", 1)[1].split("\n", 1)[1]
+    return [float(line.split()[0]) for line in listed.splitlines() if line.strip()]
+
+
+def add_up(cycle, values):
+    """One figure a name; what a cycle does twice is divided by how often it does it."""
+    sums, seen = {}, {}
+    for (name, statement), value in zip(cycle, values, strict=True):
+        sums[name] = sums.get(name, 0) + value
+        seen.setdefault(name, []).append(statement)
+    return {name: total * len(set(seen[name])) / len(seen[name]) for name, total in sums.items()}
+
+
+def measure(cluster, cycle, cycles, before, after, settings):
+    """What after(connection, before(connection)) gives for each statement, a list a cycle. Caches are warm."""
+    figures = [[] for _ in cycle]
+    with psycopg.connect(cluster.dsn(), autocommit=True, prepare_threshold=1) as conn:
+        conn.execute(settings)
+        for nth in range(cycles + cycles // 2):
+            variables = {}
+            for values, (_, statement) in zip(figures, cycle, strict=True):
+                started = before(conn)
+                cursor = conn.execute(re.sub(r"(?<![:\w]):([a-z_]+)", r"%(\1)s", statement), variables)
+                value = after(conn, started)
+                if cursor.description:
+                    variables |= dict(zip((c.name for c in cursor.description), cursor.fetchone(), strict=True))
+                if nth >= cycles // 2:
+                    values.append(value)
+    return figures
+
+
+def count(cluster, cycle):
+    """A call's statements with those inside it, the buffers it touches, the bytes of WAL that it writes, and the
+    functions that were compiled for it: none should be."""
+    query = """
+        select
+          sum(calls), sum(shared_blks_hit + shared_blks_read) filter (where toplevel),
+          sum(wal_bytes) filter (where toplevel), sum(jit_functions)
+        from pg_stat_statements
+        where query not like '%pg_stat_statements_reset%'
+    """
+    counts = measure(
+        cluster, cycle, 50, lambda conn: conn.execute("select pg_stat_statements_reset()"),
+        lambda conn, _: [int(n) for n in conn.execute(query).fetchone()], "set pg_stat_statements.track = 'all'",
+    )
+    columns = [add_up(cycle, [statistics.mean(v[i] for v in values) for values in counts]) for i in range(4)]
+    return {name: [f"{column[name]:.0f}" for column in columns] for name in columns[0]}
+
+
+def processor_time(cluster, cycle):
+    """The server's own time on a processor for a call, in microseconds: the lower quartile."""
+    def now(conn):
+        return int(Path(f"/proc/{conn.info.backend_pid}/schedstat").read_text().split()[0]) / 1000
+
+    times = measure(cluster, cycle, 400, now, lambda conn, started: now(conn) - started, "set synchronous_commit = off")
+    return add_up(cycle, [statistics.quantiles(values, n=4)[0] for values in times])
+
+
+def run(bench: Bench) -> str:
+    cycle = list(CYCLE)
+    graphile = bench.peers.get("graphile-worker")
+    if graphile:
+        cycle += [
+            ("graphile-worker: add_job", """select id from graphile_worker.add_job('bench', '{"n": 1}')"""),
+            (PEER, graphile.claim),
+            (PEER, graphile.complete),
+        ]
+    rounds, cycles = (2, 100) if bench.short else (6, 200)
+    figures = {mode: [] for mode in MODES}
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as script:
+        script.write("".join(statement(sql) for _, sql in cycle))
+        script.flush()
+        run_pgbench(bench, script, cycles, "off")  # warm up
+        for _ in range(rounds):
+            bench.vacuum()
+            for mode in MODES:
+                figures[mode].append(add_up(cycle, run_pgbench(bench, script, cycles, mode)))
+    names = list(figures["on"][0])
+
+    def median(mode, name, unit=None):
+        return statistics.median(f[name] / (f[unit] if unit else 1) for f in figures[mode])
+
+    head = ["median"] + [f"{text}: {what}" for text in MODES.values() for what in ("ms", "commits")]
+    text = table(head, [[name] + [text for mode in MODES for text in (
+        f"{median(mode, name):.3f}", f"{median(mode, name, FLOOR):.2f}")] for name in names])
+    if bench.counts_statements:
+        counts, times = count(bench.cluster, cycle), processor_time(bench.cluster, cycle)
+        text += "\n" + table(["a call", "µs of processor", "statements", "buffers", "bytes of WAL", "compiled by JIT"],
+                             [[name, f"{times[name]:.0f}", *counts[name]] for name in names])
+    if graphile:
+        text += "\n" + "".join(target(f"{TARGET} against {PEER} ({MODES[mode]})", median(mode, TARGET, PEER), 1)
+                               for mode in MODES)
+    return text
