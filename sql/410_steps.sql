@@ -108,6 +108,7 @@ begin
   set status = 'created',
     fence_attempt = t.attempt,
     lapses = 0,
+    retry_at = null,
     owner_message_id = null,
     owner_delivery = null
   where t.run_id = (_release.run).run_id

@@ -222,6 +222,7 @@ begin
     from decided as d
     where d.decision = 'enqueue'
     order by d.created_seq, d.task_index
+    returning case when v_settings.message_notify then baton._notify_message(v_run.queue_name) end
   ),
   armed as (
     insert into baton.messages (queue_name, kind, run_id, dedupe_key, visible_at, created_at)
@@ -241,6 +242,7 @@ begin
     ) as d
     where not d.is_armed
     order by d.created_seq, d.task_index
+    returning case when v_settings.message_notify then baton._notify_message(v_run.queue_name) end
   ),
   recovered as (
     insert into baton.incidents (at, kind, queue_name, message_id, run_id, step_slug, task_index, detail)

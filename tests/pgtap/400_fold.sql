@@ -2,7 +2,7 @@
 \ir _queue.sql
 \ir _tasks.sql
 \ir ../sql/fold_tasks.sql
-select plan(9);
+select plan(10);
 
 -- The tables are what the log tells, and the comparison sees where they are not.
 
@@ -20,6 +20,8 @@ select m as atm, d as atd from baton_test.take_task('a', 0, step_slug => 't') \g
 select baton_test.begin(:atm, :atd) \g /dev/null
 select outcome from baton.fail_task('a', 't', 0, 1, null, :atm, :atd) \g /dev/null
 select is_empty($$select * from baton_test.unfolded('a')$$, 'fold: a skipped step');
+select baton_test.release('a', task_index => 1) \g /dev/null
+select is_empty($$select * from baton_test.unfolded('a')$$, 'fold: a waiting retry that was released');
 select outcome from baton.cancel_run('a', 'x') \g /dev/null
 select is_empty($$select * from baton_test.unfolded('a')$$, 'fold: a run that has ended');
 select is(

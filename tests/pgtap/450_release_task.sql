@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(61);
+select plan(62);
 
 -- A body that hangs under its own message while its handler extends
 
@@ -71,7 +71,8 @@ select is(baton_test.release('d'), 'released created', 'waiting: a retry');
 select is(baton_test.complete('d', :dm, :dd), 'lost', 'waiting: its attempts so far are refused');
 select is(baton_test.messages('d'), 's/0 00:00:00', 'waiting: there is one message');
 select m as dm, d as dd from baton_test.take_task('d') \gset
-select is(baton_test.begin(:dm, :dd), 'await 00:00:10', 'waiting: that waits for its time');
+select is(baton_test.task('d'), 'created 1 1/0 fence 1', 'waiting: there is no time that it waits for');
+select is(baton_test.begin(:dm, :dd), 'execute s/0#2', 'waiting: it is started at once');
 select m as em, d as ed, e as ee from baton_test.made('e') \gset
 select is(baton_test.release('e'), 'released created', 'waiting: one that was never dispatched');
 select is(baton_test.messages('e'), 'keyless 00:00:30 claimed, s/0 00:00:00', 'waiting: is sent');

@@ -162,6 +162,46 @@ def test_a_message_claimed_again_against_a_late_extend(conn, first, second, endi
     assert take_task(conn) is None
 
 
+def test_an_owner_that_vanishes_while_a_start_decides_is_awaited_and_then_replaced(conn, first, second, lapsed):
+    """The owner's row is locked by an ack that commits just after the start has seen it locked."""
+    owned, message = lapsed
+    args = "is_open boolean, status text, retry_at timestamptz, owner text, at timestamptz"
+    conn.execute("alter function baton._start_decision rename to _decide")
+    conn.execute(f"""
+        create function baton._start_decision({args}) returns text language plpgsql as $$
+        begin
+          perform pg_advisory_xact_lock(1);
+          return baton._decide(is_open, status, retry_at, owner, at);
+        end $$""")
+    first.run("begin")
+    ack = {"message_id": owned.receipt.message_id, "delivery": owned.receipt.delivery, "force": True}
+    assert one(first, "ack", **ack).outcome == "acked"
+    conn.execute("select pg_advisory_lock(1)")
+    send_start(second, message)
+    wait_blocked(conn, second, by=conn.info.backend_pid)
+    first.run("commit")
+    conn.execute("select pg_advisory_unlock(1)")
+    [answer] = second.result()
+    assert answer.outcome == "await" and 1 <= answer.retry_after.total_seconds() <= 1.2
+    advance(conn, "1.2 s")
+    assert started(conn, take_task(conn, newest=True)).attempt == 2
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+def test_an_owner_whose_message_is_being_removed_counts_as_alive_until_that_commits(conn, first, lapsed, ending):
+    conn.execute("set lock_timeout = '5s'")
+    owned, message = lapsed
+    first.run("begin")
+    ack = {"message_id": owned.receipt.message_id, "delivery": owned.receipt.delivery, "force": True}
+    assert one(first, "ack", **ack).outcome == "acked"
+    answer = start_task(conn, message)
+    assert answer.outcome == "await" and 1 <= answer.retry_after.total_seconds() <= 1.2
+    first.run(ending)
+    advance(conn, "1.2 s")
+    assert started(conn, take_task(conn, newest=True)).attempt == 2
+    assert extend(conn, owned.receipt) == "lost"
+
+
 def test_a_dispatch_that_meets_an_extend_in_flight_leaves_the_task_to_its_owner(conn, first):
     conn.execute("set lock_timeout = '5s'")
     [owned] = inline(conn)
@@ -840,6 +880,40 @@ def test_a_lapsed_owner_and_the_tasks_own_message_both_due_run_it_once_and_at_on
         owners()
     assert newer.attempt == 2 and [m.kind for m in messages(conn)] == ["task"]
     assert complete(conn, newer).outcome == "completed" and counted(conn, "task_started") == 2
+
+
+# NOTIFY -------------------------------------------------------------------------------------------
+
+
+def test_with_message_notify_on_a_dispatch_names_its_queue_for_what_it_sends(conn, clock_db):
+    listener = clock_db.connect()
+    listener.execute("listen baton_messages")
+
+    def heard():
+        """The queues that were named, each as often as it was; a marker is heard last."""
+        conn.execute("notify baton_messages, 'marker'")
+        return list(itertools.takewhile("marker".__ne__, (n.payload for n in listener.notifies(timeout=10))))
+
+    inline(conn, inputs=[1, 2, 3])
+    conn.execute("delete from baton.messages where kind = 'task'")
+    wake(conn)
+    _, epoch = granted(conn)
+    assert heard() == [], "it is off"
+    conn.execute("update baton.settings set message_notify = true")
+    conn.execute("begin")
+    assert decisions(conn, epoch, 0) == ["backstop", "enqueue", "enqueue"]
+    conn.execute("rollback")
+    assert heard() == []
+    assert decisions(conn, epoch, 0) == ["backstop", "enqueue", "enqueue"]
+    assert heard() == ["q"]
+    assert decisions(conn, epoch, 0) == ["backstop", "queued", "queued"]
+    assert heard() == [], "nothing was sent"
+    conn.execute("delete from baton.messages where dedupe_key like %s", ("%\x1fbackstop\x1f%",))
+    assert decisions(conn, epoch, 0) == ["backstop", "queued", "queued"]
+    assert heard() == ["q"]
+    conn.execute("delete from baton.messages where kind = 'task'")
+    assert decisions(conn, epoch, 0) == ["backstop", "enqueue", "enqueue"]
+    assert heard() == ["q"]
 
 
 # An operator against a body that hangs --------------------------------------------------------------

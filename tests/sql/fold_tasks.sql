@@ -51,8 +51,8 @@ begin
         );
       when 'task_released' then
         v_task := v_task || jsonb_build_object(
-          'status', 'created', 'fence_attempt', v_task -> 'attempt', 'lapses', 0, 'owner_message_id', null,
-          'owner_delivery', null
+          'status', 'created', 'fence_attempt', v_task -> 'attempt', 'lapses', 0, 'retry_at', null,
+          'owner_message_id', null, 'owner_delivery', null
         );
       when 'task_completed' then
         v_task := v_task || '{"status": "completed"}';
