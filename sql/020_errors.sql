@@ -59,6 +59,9 @@ begin atomic
       'invalid_completions', '22023', 'completions must be a JSON array of objects, not %1$s',
       'Each with step_slug, task_index, attempt, output, message_id and delivery.'
     ),
+    (
+      'invalid_keys', '22023', 'keys: %1$s', 'An array of objects with run_id, step_slug, task_index and attempt.'
+    ),
     ('invalid_event_type', '22023', 'a type of one''s own contains a dot, not %1$s', 'For example orders.checked'),
     (
       'invalid_position', '22023', 'seen_seq must be between 0 and last_seq (%1$s), not %2$s',

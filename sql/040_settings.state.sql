@@ -10,6 +10,7 @@ create table baton.settings (
   max_failures integer default 10 not null,
   max_lapses integer default 20 not null,
   message_notify boolean default false not null,
+  control_notify boolean default true not null,
   recovery boolean default true not null,
   inline_ownership boolean default true not null,
   inline_lease interval default '860 seconds' not null,

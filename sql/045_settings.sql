@@ -16,6 +16,8 @@ comment on column baton.settings.max_failures is 'Failures after which a user''s
 comment on column baton.settings.max_lapses is 'Claims that ran out in silence after which a user''s message is dead, or replays lost in a row after which a run fails, or starts lost in a row after which a task fails.';
 comment on column baton.settings.message_notify is
 'Whether send also sends NOTIFY baton_messages with the queue''s name. Off: a NOTIFY makes all commits of a database wait for each other.';
+comment on column baton.settings.control_notify is
+'Whether an end that concerns a running body sends NOTIFY baton_control. Off: bodies learn it when their worker asks terminal_tasks.';
 comment on column baton.settings.recovery is 'Whether tick recovers runs that nobody drives.';
 comment on column baton.settings.inline_ownership is
 'Whether a task that runs under a living run message is left to it; off: it is queued beside it, and single flight alone keeps it from running twice.';

@@ -22,6 +22,7 @@ begin
     replay_ended = true,
     ended_at = _end_run.at
   where r.run_id = (_end_run.run).run_id;
+  perform baton._notify_control(_end_run.run, _end_run.status);
   update baton.tasks as t
   set status = 'cancelled'
   where t.run_id = (_end_run.run).run_id and t.status in ('created', 'started');

@@ -79,6 +79,7 @@ begin
   if _end_step.status = 'completed' then
     return v_run;
   end if;
+  perform baton._notify_control(v_run, _end_step.status, _end_step.step_slug);
   update baton.tasks as t
   set status = case _end_step.status when 'skipped' then 'skipped' else 'cancelled' end
   where t.run_id = v_run.run_id and t.step_slug = _end_step.step_slug and t.status in ('created', 'started');

@@ -44,6 +44,9 @@ begin
     task_index => v_task.task_index,
     detail => jsonb_build_object('verb', 'release_task', 'action', coalesce(release_task.action, 'requeue'))
   );
+  perform baton._notify_control(
+    v_run, case release_task.action when 'fail' then 'failed' else 'released' end, v_task.step_slug, v_task.task_index
+  );
   if release_task.action = 'fail' then
     v_run := baton._exhaust_task(v_run, v_task, jsonb_build_object('reason', 'released'), v_now);
     perform baton._settle_run(v_run, true, null, v_now);

@@ -31,6 +31,7 @@
 \ir 320_runs.sql
 \ir 330_ownership.sql
 \ir 340_recovery.sql
+\ir 345_control.sql
 \ir 350_ends.sql
 \ir 360_replay.sql
 \ir 405_decisions.sql
@@ -40,6 +41,7 @@
 \ir 440_end_task.sql
 \ir 450_release_task.sql
 \ir 460_giving_back.sql
+\ir 500_cancellation.sql
 \ir 590_cron.sql
 \ir 600_tick.sql
 \ir 610_schedule.sql

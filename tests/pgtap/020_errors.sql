@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(53);
+select plan(55);
 
 -- A run that has been granted a replay
 select baton.start_run('w', '{}', 'r') \g /dev/null
@@ -59,6 +59,7 @@ insert into cases (condition, statement, message) values
   'invalid_completions', $$select * from baton.complete_tasks('r', '[{"task_index": -1}]')$$,
   'completions must be a JSON array of objects, not {"task_index": -1}'
 ),
+('invalid_keys', $$select * from baton.terminal_tasks('{}')$$, 'keys: not an array'),
 (
   'invalid_event_type', $$select baton.append_event('r', 1, 'step_created')$$,
   'a type of one''s own contains a dot, not ''step_created'''
@@ -78,7 +79,7 @@ select set_eq(
   'select e.condition from baton._errors() as e', 'select c.condition from cases as c',
   'errors: every condition has a case here'
 );
-select is((select count(distinct e.condition)::integer from baton._errors() as e), 24, 'errors: each is registered once');
+select is((select count(distinct e.condition)::integer from baton._errors() as e), 25, 'errors: each is registered once');
 
 create function baton_test.said(statement text)
 returns text
