@@ -33,7 +33,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 help: ## this list
 	@awk -F ':[^#]*## ' '/^#?[a-z-]+:[^#]*## / { sub("^#", "", $$1); printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
-setup: ## install what is missing: Postgres with pg_cron, pgTAP and plpgsql_check, and .venv
+setup: ## install what is missing: Postgres with pg_cron, pgTAP, plpgsql_check, PgBouncer, and .venv
 	@tools/setup
 
 demo: ## the main job on a throwaway cluster, in under two minutes; needs nothing but Python

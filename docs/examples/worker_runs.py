@@ -104,6 +104,7 @@ class Worker:
     def connect(self):
         return contextlib.closing(psycopg.connect(  # the time-out: a process that hangs must not keep a row locked
             DATABASE_URL, autocommit=True, row_factory=namedtuple_row, connect_timeout=5,
+            prepare_threshold=None,  # a pooler in transaction mode gives each transaction another connection
             options="-c idle_in_transaction_session_timeout=10s"))
 
     def one(self, sql, *arguments):

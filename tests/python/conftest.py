@@ -6,6 +6,7 @@
     server_log    what the server wrote since the test began: .text() .errors()
     make_cluster  a cluster of the test's own, to be crashed or given settings
     make_database a database with the package, in such a cluster
+    make_pooler   a PgBouncer in transaction mode in front of a database
 
 Rows are named tuples: equal to plain ones, with the columns as attributes. Connections are in autocommit mode; a
 transaction is a `begin` and a `commit`. The helpers Session and wait_blocked can be imported from here.
@@ -20,10 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import pgbouncer
 import psycopg
 import pytest
 import skips
 from cluster import Cluster, clean_environ
+from pgbouncer import PgBouncer
 from psycopg.rows import namedtuple_row
 from pytest_postgresql.janitor import DatabaseJanitor
 
@@ -285,6 +288,35 @@ def make_database():
         made.append(Database(cluster, name))
         if install:
             made[-1].install()
+        return made[-1]
+
+    yield make
+    for one in reversed(made):
+        one.close()
+
+
+class Pooled(Database):
+    """A database seen through a PgBouncer, which is its cluster."""
+
+    def connect(self, **kw):
+        return super().connect(**{"prepare_threshold": None, **kw})
+
+    def server_pids(self):
+        """The backends behind the pooler, as it sees them."""
+        with psycopg.connect(self.cluster.dsn("pgbouncer"), autocommit=True, row_factory=namedtuple_row) as admin:
+            return {row.remote_pid for row in admin.execute("show servers") if row.database == self.name}
+
+
+@pytest.fixture
+def make_pooler(cluster):
+    """make_pooler(db, pool_size=2, ...) -> db behind a PgBouncer of its own. Skips where that is not installed."""
+    if not pgbouncer.program():
+        pytest.skip("pgbouncer is not installed")
+    made = []
+
+    def make(db, **kw):
+        made.append(PgBouncer(cluster, **kw).start())
+        made.append(Pooled(made[-1], db.name))
         return made[-1]
 
     yield make

@@ -793,44 +793,7 @@ def test_verbs_that_decide_over_several_rows_refuse_other_levels(conn, first, le
     assert [m.delivery for m in messages(conn)] == [receipt.delivery] and run(conn).replay_epoch == epoch
 
 
-# Poolers and pools --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reset", [False, True], ids=["transaction pooler", "a pool that resets connections"])
-def test_behind_a_pooler_there_are_never_two_that_can_write_and_a_run_is_never_stuck(db, conn, reset):
-    """What a pooler in transaction mode does to a client: each call meets the next of its server connections."""
-    servers = itertools.cycle([db.connect(prepare_threshold=None) for _ in range(2)])
-    start(conn)
-    current = None
-    for n in range(40):
-        wake(next(servers))
-        next(servers).execute("select 1")
-        call(conn, "recover_runs")
-        receipt = take(next(servers))
-        if receipt is None:
-            continue
-        if n % 5 == 4:
-            server = next(servers)
-            server.execute("begin")
-            assert begin(server, receipt, "session").outcome in ("granted", "handed_over")
-            server.execute("rollback")
-        answer = begin(next(servers), receipt, "session")
-        if reset:
-            next(servers).execute("discard all")
-        if answer.outcome != "granted":
-            continue
-        if current is not None:
-            with superseded():
-                append(next(servers), current)
-        current = answer.replay_epoch
-        assert append(next(servers), current) == "appended"
-        if n % 3:
-            assert end(next(servers), current, last_seq(conn)).outcome == "ended"
-            current = None
-    call(conn, "recover_runs")
-    serve(conn)
-    assert [seq for seq, _ in log(conn)] == list(range(1, last_seq(conn) + 1))
-    assert wedged(conn) == []
+# A caller's transaction ---------------------------------------------------------------------------
 
 
 def test_a_grant_that_its_caller_rolls_back_leaves_nothing(conn, first):

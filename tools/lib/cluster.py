@@ -121,6 +121,17 @@ def clean_environ() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not re.fullmatch(r"PG[A-Z]+", k)}
 
 
+def unprivileged() -> dict:
+    """For subprocess: as whom root runs a server that refuses to be root's."""
+    if os.geteuid() != 0:
+        return {}
+    try:
+        entry = pwd.getpwnam("postgres")
+    except KeyError:
+        entry = pwd.getpwnam("nobody")
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+
 _signals_taken = False
 
 
@@ -167,13 +178,7 @@ class Cluster:
         self._base = None
         self._watchdog = None
         self._pid = os.getpid()
-        self._as = {}
-        if os.geteuid() == 0:
-            try:
-                entry = pwd.getpwnam("postgres")
-            except KeyError:
-                entry = pwd.getpwnam("nobody")
-            self._as = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+        self._as = unprivileged()
 
     def __enter__(self):
         try:
