@@ -36,6 +36,7 @@ TEST_CLOCK = ROOT / "tests/sql/test_clock.sql"
 TEMPLATE = "baton_template"
 CLOCK_TEMPLATE = "baton_template_clock"
 PATIENCE = 10
+RANDOM_SECONDS = float(os.environ.get("BATON_SECONDS", 8))  # how long verbs are called at random
 
 
 def wait_until(condition, what, timeout=PATIENCE, every=0.01):

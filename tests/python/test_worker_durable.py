@@ -26,7 +26,7 @@ def mark(task):
 
 def quick(input, task):
     mark(task)
-    time.sleep(0.01)
+    time.sleep(float(os.environ.get("QUICK_SECONDS", 0.01)))
     return input
 
 def gated(input, task):  # until the gate opens, for all, or for this process
@@ -176,14 +176,14 @@ def shop(db, tmp_path):
 
 
 def test_a_fan_out_over_four_processes_with_random_kills_completes_with_every_result_once(shop, server_log):
-    rng, kills, options = random.Random(11), 0, {"visibility": 1}
-    shop.start("fan", list(range(200)))
+    rng, kills, tasks, options = random.Random(11), 0, 1000, {"visibility": 1, "QUICK_SECONDS": "0.005"}
+    shop.start("fan", list(range(tasks)))
     shop.keep(4, **options)
     shop.wait_marks(5)
 
     def done():
         nonlocal kills
-        if kills < 12 and len(shop.marks()) > 15 * kills:
+        if kills < 12 and len(shop.marks()) > 75 * kills:
             living = shop.living()
             if len(living) == 4:
                 rng.choice(living).signal(signal.SIGKILL)
@@ -194,13 +194,13 @@ def test_a_fan_out_over_four_processes_with_random_kills_completes_with_every_re
 
     wait_until(done, "the run has ended", timeout=60, every=0.05)
     assert kills >= 8
-    assert shop.run().output == list(range(200))
+    assert shop.run().output == list(range(tasks))
     completed = [event.payload["task_index"] for event in shop.conn.execute(
         "select payload from baton.events where type = 'task_completed'").fetchall()]
-    assert sorted(completed) == list(range(200))
+    assert sorted(completed) == list(range(tasks))
     ran = collections.Counter(index for _, _, index, _, _ in shop.marks())
     again = sum(count - 1 for count in ran.values())
-    assert set(ran) == set(range(200)) and again <= kills, "only what a killed process had in hand ran again"
+    assert set(ran) == set(range(tasks)) and again <= kills, "only what a killed process had in hand ran again"
     assert len({pid for *_, pid in shop.marks()}) >= 4
     shop.wait_empty()
     assert server_log.errors() == []
@@ -290,23 +290,30 @@ def test_one_inline_step_costs_one_commit(shop):
     assert {steps: min(more) for steps, more in cost.items()} == {5: 5, 25: 5, 45: 5}, dict(cost)
 
 
-def test_many_inline_steps_of_one_run_with_a_deploy_every_twentieth_reach_no_limit(shop):
+def test_five_hundred_inline_steps_of_one_run_with_a_deploy_every_twentieth_reach_no_limit(shop):
+    """Three processes stand by; each deploy ends the one that runs the steps, every sixth by SIGKILL."""
     shop.conn.execute("update baton.settings set max_lapses = 3, max_failures = 3")
-    current, deploys = shop.worker(visibility=1), 0
-    shop.start("steps", 200)
-    while not shop.ended():
-        if len(shop.marks()) >= 20 * (deploys + 1):
-            newer = shop.worker(visibility=1)
-            current.signal(signal.SIGKILL if deploys % 3 == 2 else signal.SIGTERM)
-            current.wait()
-            current, deploys = newer, deploys + 1
-        shop.wait_marks(min(20 * (deploys + 1), 200))
-        if deploys >= 9:
-            shop.wait("completed")
-    assert deploys >= 9
-    assert shop.run().output == list(range(200))
-    assert {len(set(step for _, step, *_ in shop.marks()))} == {200}
-    assert len(shop.marks()) <= 200 + deploys
+    options, deploys, steps = {"visibility": 0.5, "QUICK_SECONDS": "0"}, 0, 500
+    shop.keep(3, **options)
+    shop.start("steps", steps)
+
+    def done():
+        nonlocal deploys
+        marks = shop.marks()
+        if len(marks) >= 20 * (deploys + 1):
+            [runs_it] = [worker for worker in shop.workers if worker.process.pid == marks[-1][-1]]
+            runs_it.signal(signal.SIGKILL if deploys % 6 == 5 else signal.SIGTERM)
+            runs_it.wait()
+            deploys += 1
+        shop.keep(3, **options)
+        return shop.ended()
+
+    wait_until(done, "the run has ended", timeout=60)
+    assert shop.run().status == "completed" and shop.run().output == list(range(steps))
+    assert deploys >= 20
+    marks = shop.marks()
+    assert {step for _, step, *_ in marks} == {f"quick {n}" for n in range(steps)}
+    assert len(marks) <= steps + deploys and len({pid for *_, pid in marks}) >= deploys
 
 
 def test_killed_in_an_inline_body_it_is_run_again_by_whoever_gets_the_message(shop):
