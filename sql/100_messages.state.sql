@@ -35,7 +35,7 @@ create table baton.messages (
 
 create index messages_claim_idx on baton.messages (queue_name, visible_at, message_id);
 create unique index messages_key_idx on baton.messages (dedupe_key, queue_name) where dedupe_key is not null;
-create index messages_run_idx on baton.messages (run_id) where run_id is not null;
+create index messages_run_idx on baton.messages (run_id, step_slug) where run_id is not null;
 
 create table baton.dead_messages (
   message_id bigint not null,

@@ -15,7 +15,7 @@ Written by: _bury_message, _claim, _drop_delivery, _drop_task_message, _drop_unl
 comment on column baton.messages.message_id is 'Stable over every redelivery.';
 comment on column baton.messages.kind is 'run (it makes somebody replay a run), task (it is a task to execute), or the sender''s own word.';
 comment on column baton.messages.run_id is 'The run of a run or task message.';
-comment on column baton.messages.step_slug is 'The step of a task message.';
+comment on column baton.messages.step_slug is 'The step of a task message; null of a run message, which is how those of a run are found among its task messages.';
 comment on column baton.messages.task_index is 'The task of a task message.';
 comment on column baton.messages.dedupe_key is 'Unique among the live messages of a queue.';
 comment on column baton.messages.visible_at is 'When it is due; while it is claimed, when the claim runs out.';

@@ -87,7 +87,7 @@ begin
       select m.message_id
       from baton.messages as m
       where m.run_id = _claim.for_run
-        and m.kind = 'run'
+        and m.step_slug is null
         and m.queue_name = _claim.queue_name
         and m.visible_at <= v_now
       order by m.visible_at, m.message_id

@@ -49,7 +49,7 @@ and not exists (
   select
   from baton.messages as m
   where m.run_id = r.run_id
-    and m.kind = 'run'
+    and m.step_slug is null
     and case
       when m.visible_at <= c.at or m.dedupe_key = r.run_id || e'\x1fwake' then true
       when m.claimed_at is null then m.dedupe_key is null

@@ -358,13 +358,13 @@ begin
   end if;
   perform m.message_id
   from baton.messages as m
-  where m.run_id = v_run.run_id and m.kind = 'run' and m.claimed_at is not null
+  where m.run_id = v_run.run_id and m.step_slug is null and m.claimed_at is not null
   order by m.message_id
   for no key update of m;
   v_now := baton._now();
   update baton.messages as m
   set claimed_at = null, visible_at = v_now
-  where m.run_id = v_run.run_id and m.kind = 'run' and m.claimed_at is not null
+  where m.run_id = v_run.run_id and m.step_slug is null and m.claimed_at is not null
     and not baton._owns(m.message_id, m.delivery);
   get diagnostics v_spent = row_count;
   if v_spent = 0 and v_run.replay_ended then

@@ -1,7 +1,7 @@
 """What steps and tasks cost, in buffers a task: large fan-outs among many small runs."""
 
 import pytest
-from runs import begin, end, granted, last_seq, start, take, wake
+from runs import begin, end, granted, last_seq, serve, start, take, wake
 from starts import call
 from tasks import create, dispatch, started, take_task, task
 from test_replay_costs import buffers
@@ -86,6 +86,30 @@ def test_a_replay_beside_a_thousand_bodies_of_queued_tasks_leaves_their_messages
     for _ in range(2):
         [(plan,)] = conn.execute(ask, ("r", epoch)).fetchall()
     assert plan[0]["Plan"]["Actual Rows"] == 1000 and plan[0]["Plan"].get("WAL Records", 0) < 20
+
+
+def test_ten_thousand_messages_of_tasks_make_no_doorbell_dear(conn):
+    """What looks for the run messages of a run does not read those of its tasks."""
+    def cost(run_id, count):
+        start(conn, run_id)
+        _, epoch = granted(conn, run_id)
+        create(conn, epoch, inputs=range(count), run_id=run_id)
+        dispatch(conn, epoch, 0, run_id)
+        end(conn, epoch, last_seq(conn, run_id), run_id)
+        conn.execute("analyze baton.messages")
+        used = {}
+        for _ in range(2):
+            wake(conn, run_id)
+            used["wedged"] = buffers(conn, "select * from baton.wedged_runs where run_id = %s", run_id)
+            used["claim"] = buffers(conn, "select * from baton.claim('q', for_run => %s)", run_id)
+            used["release"] = buffers(conn, "select * from baton.release_replay(%s)", run_id)
+            assert serve(conn, run_id) == [last_seq(conn, run_id)]
+        return used
+
+    cost("first", 10)
+    small, large = cost("small", 10), cost("large", 10_000)
+    for name, used in large.items():
+        assert used <= small[name] + 30, (name, small, large)
 
 
 def test_a_start_and_an_end_cost_the_same_in_a_large_step(conn):
