@@ -203,7 +203,7 @@ def test_a_fan_out_over_four_processes_with_random_kills_completes_with_every_re
     assert set(ran) == set(range(tasks)) and again <= kills, "only what a killed process had in hand ran again"
     assert len({pid for *_, pid in shop.marks()}) >= 4
     shop.wait_empty()
-    assert server_log.errors() == []
+    assert server_log.errors(ignore="connection to client lost") == []
 
 
 @pytest.mark.parametrize("inputs", [["deadly"], ["harmless", "deadly"]], ids=["inline", "queued"])
