@@ -28,7 +28,7 @@ else
 export PG
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup demo bench test test-pgtap test-python soak mutants check lint docs all clean
+.PHONY: help setup demo bench bench-cancel test test-pgtap test-python soak mutants check lint docs all clean
 
 help: ## this list
 	@awk -F ':[^#]*## ' '/^#?[a-z-]+:[^#]*## / { sub("^#", "", $$1); printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ demo: ## the main job on a throwaway cluster, in under two minutes; needs nothin
 
 bench: setup ## what it costs, beside a commit and beside others (from npm and PyPI); ARGS="--short queue"
 	@tools/bench $(ARGS)
+
+bench-cancel: setup ## how fast a cancellation is heard of, by NOTIFY and by asking; ARGS=--short
+	@tools/bench-cancel $(ARGS)
 
 test: setup ## every test, on a throwaway cluster
 	@tools/test
