@@ -76,7 +76,7 @@ docs: setup ## write docs/reference.md from the comments in the database
 all: build
 
 clean: ## remove what was built, .venv too
-	rm -rf build .venv .pytest_cache .hypothesis
+	rm -rf build .venv .pytest_cache .hypothesis docs/examples/typescript/{node_modules,dist}
 	find tests tools docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 endif

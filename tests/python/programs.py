@@ -25,12 +25,12 @@ def free_port():
 class Program:
     """A child process whose output goes into a file; it is killed at the end if the test has not ended it."""
 
-    def __init__(self, output, command, env):
+    def __init__(self, output, command, env, interpreter=sys.executable, cwd=ROOT):
         self.output = Path(output)
         environ = {k: v for k, v in clean_environ().items() if not k.lower().endswith("_proxy")}
         with self.output.open("ab") as file:
-            self.process = subprocess.Popen([sys.executable, *map(str, command)], stdin=subprocess.DEVNULL, stdout=file,
-                                            stderr=file, env={**environ, **env}, cwd=ROOT)
+            self.process = subprocess.Popen([interpreter, *map(str, command)], stdin=subprocess.DEVNULL, stdout=file,
+                                            stderr=file, env={**environ, **env}, cwd=cwd)
 
     def text(self):
         return self.output.read_text()

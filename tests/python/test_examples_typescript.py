@@ -1,0 +1,347 @@
+"""docs/examples/typescript, checked by its compiler, as processes on one queue that are killed, stopped and cancelled."""
+
+import json
+import shutil
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+
+import pytest
+from conftest import ROOT, wait_until
+from programs import SECRET, Program, free_port, role
+
+FOLDER = ROOT / "docs/examples/typescript"
+# The example's worker with workflows whose bodies leave marks, a line in a file: which step, which attempt, which process.
+CODE = """
+import { randomUUID } from "node:crypto";
+import { appendFileSync, existsSync } from "node:fs";
+import { setTimeout as sleep } from "node:timers/promises";
+import pg from "pg";
+import { one } from "./dist/baton.js";
+import { DATABASE, Worker } from "./dist/worker.js";
+
+const { FOLDER, FORGET = "" } = process.env;
+const mark = ({ step_slug, task_index, attempt }) =>
+  appendFileSync(`${FOLDER}/marks`, [step_slug, task_index, attempt, process.pid].join("|") + "\\n");
+
+async function gated(input, task) {
+  mark(task);
+  while (!existsSync(`${FOLDER}/gate`)) await sleep(20, undefined, { signal: task.signal });
+  return input;
+}
+function quick(input, task) { mark(task); return input; }
+function flaky(input, task) {
+  mark(task);
+  if (task.attempt <= input) throw new Error(`attempt ${task.attempt}`);
+  return task.attempt;
+}
+function large(input, task) { mark(task); return "x".repeat(input); }
+
+const workflows = {
+  gate: (run) => run.step(gated, run.input),
+  fan: (run) => run.map(gated, run.input),
+  retries: (run) => run.step(flaky, run.input, { maxAttempts: 3 }),
+  tooLarge: (run) => run.step(large, run.input),
+  steps: async (run) => {
+    const seen = [];
+    for (let number = 0; number < run.input; number++) seen.push(await run.step(quick, number, { key: String(number) }));
+    return seen;
+  },
+  branches: async (run) => {
+    const branch = async (name) => [await run.step(quick, name, { key: name }), await run.signal(name)];
+    return Promise.all([branch("a"), branch("b"), run.step(quick, run.record("dice", () => Math.random()), { key: "c" })]);
+  },
+  impure: (run) => run.step(quick, null, { key: String(process.hrtime.bigint()) }),
+};
+const bodies = { gated, quick, flaky, large };
+for (const name of FORGET.split(" ")) { delete workflows[name]; delete bodies[name]; }
+
+const worker = new Worker(randomUUID(), { queue: "default", workflows, bodies }, Number(process.env.LANES ?? 2));
+const db = new pg.Client(DATABASE);
+await db.connect();
+await one(db, "register_worker", { worker_id: worker.id, function_name: "default" });
+await db.end();
+process.on("SIGTERM", () => worker.stop("SIGTERM"));
+await worker.work();
+"""
+
+
+@pytest.fixture(scope="session")
+def node():
+    """Node, with the example compiled: what the types say is checked here."""
+    node = shutil.which("node")
+    if not node or not (FOLDER / "node_modules/.bin/tsc").exists():
+        pytest.skip("Node or the packages of docs/examples/typescript are missing")
+    # The program itself: what PyPI calls node is a script that starts it, and does not pass signals on.
+    node = subprocess.run([node, "-p", "process.execPath"], capture_output=True, text=True, check=True).stdout.strip()
+    built = subprocess.run([node, "node_modules/.bin/tsc"], cwd=FOLDER, capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stdout
+    return node
+
+
+class Shop:
+    """One queue and the processes that work on it."""
+
+    def __init__(self, db, folder, node):
+        self.db, self.folder, self.node, self.workers = db, folder, node, []
+        self.conn = db.connect()
+        self.conn.execute("update baton.settings set backoff_base = '100 ms'")
+        for name in ("default", "orders"):
+            self.conn.execute("select baton.register_worker_function(%s, start_mode => 'process')", [name])
+        user = role(self.conn, "worker")
+        self.url = f"postgresql:///{db.name}?host={db.cluster.host}&port={db.cluster.port}&user={user}"
+
+    def program(self, *command, visibility=60, **env):
+        program = Program(self.folder / f"worker-{len(self.workers) + 1}.log", command, {
+            "DATABASE_URL": self.url, "POLL_SECONDS": "0.05", "VISIBILITY_SECONDS": str(visibility),
+            "HEARTBEAT_SECONDS": "0.3", "UNKNOWN_SECONDS": "0.3", "FOLDER": str(self.folder), **env},
+            interpreter=self.node, cwd=FOLDER)
+        self.workers.append(program)
+        return program
+
+    def worker(self, **options):
+        program = self.program("--input-type=module", "-e", CODE, **options)
+        program.wait_for("ready")
+        return program
+
+    def start(self, workflow_name, input=None, run_id="r", queue_name="default"):
+        answer = self.conn.execute("select * from baton.start_run(%s, %s::jsonb, %s, %s)",
+                                   (workflow_name, json.dumps(input), run_id, queue_name))
+        assert answer.fetchone().outcome == "created"
+
+    def signal(self, name, payload=None, run_id="r"):
+        self.conn.execute("select baton.signal_run(%s, %s, %s::jsonb)", (run_id, name, json.dumps(payload)))
+
+    def run(self, run_id="r"):
+        return self.conn.execute("select * from baton.get_run(%s)", (run_id,)).fetchone()
+
+    def wait(self, status, run_id="r"):
+        wait_until(lambda: self.run(run_id).ended_at, f"{run_id} has ended", timeout=20, every=0.02)
+        assert self.run(run_id).status == status, self.run(run_id)
+        return self.run(run_id)
+
+    def marks(self):
+        file = self.folder / "marks"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(step, int(index), int(attempt), int(pid)) for step, index, attempt, pid in (line.split("|") for line in lines)]
+
+    def wait_marks(self, count):
+        wait_until(lambda: len(self.marks()) >= count, f"{count} marks", timeout=20, every=0.02)
+
+    def open_gate(self):
+        (self.folder / "gate").touch()
+
+    def types(self, run_id="r"):
+        return [event.type for event in self.conn.execute("select * from baton.read_events(%s)", (run_id,))]
+
+    def wait_empty(self):
+        wait_until(lambda: not self.conn.execute("select from baton.messages").fetchall(), "no message is left",
+                   timeout=20, every=0.05)
+
+
+@pytest.fixture
+def shop(db, tmp_path, node):
+    shop = Shop(db, tmp_path, node)
+    yield shop
+    shop.open_gate()
+    for worker in shop.workers:
+        worker.end()
+
+
+def test_the_lock_file_names_no_registry():
+    assert not [entry for entry in json.loads((FOLDER / "package-lock.json").read_text())["packages"].values()
+                if "resolved" in entry or "integrity" not in entry and "name" not in entry]
+
+
+def test_the_example_as_it_is_run_by_others(shop, server_log):
+    workers = [shop.program("dist/process.js", FUNCTION_NAME="orders") for _ in range(2)]
+    for worker in workers:
+        worker.wait_for("ready")
+    shop.start("order", {"amount": 7, "items": ["a", "b", "c"]}, "o", "orders")
+    shop.start("ship", {"items": 3, "seconds": 0.3}, "s", "orders")
+    shop.signal("paid", {"amount": 30}, "s")
+    shop.start("ship", {"items": 3}, "poor", "orders")
+    shop.signal("paid", {"amount": 10}, "poor")
+    assert shop.wait("completed", "o").output == {
+        "payment": {"payment": "o/charge", "amount": 7}, "boxes": [{"box": f"{item}-1"} for item in "abc"]}
+    assert shop.wait("completed", "s").output["total"] == 30
+    assert shop.wait("failed", "poor").error == {"missing": 20}
+    wait_until(lambda: [row.control for row in shop.conn.execute("select control from baton.workers")] == ["listening"] * 2,
+               "both hear their probes")
+    for worker in workers:
+        worker.signal()
+        assert worker.wait() == 0
+    assert shop.conn.execute("select count(stopped_at) from baton.workers").fetchone() == (2,)
+    shop.wait_empty()
+    assert server_log.errors() == []
+
+
+def test_killed_in_a_body_another_runs_it_again(shop):
+    first = shop.worker(visibility=1)
+    shop.start("gate", "through")
+    shop.wait_marks(1)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = shop.worker(visibility=1)
+    shop.wait_marks(2)
+    shop.open_gate()
+    assert shop.wait("completed").output == "through"
+    assert [mark[2:] for mark in shop.marks()] == [(1, first.process.pid), (2, second.process.pid)]
+    assert shop.conn.execute("select count(*) from baton.incidents where kind = 'owned_recovery'").fetchone() == (1,)
+    shop.wait_empty()
+
+
+def test_killed_in_a_fan_out_the_others_complete_it_with_every_result_once(shop):
+    first, second = shop.worker(visibility=1), shop.worker(visibility=1)
+    shop.start("fan", list(range(8)))
+    shop.wait_marks(4)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    shop.open_gate()
+    assert shop.wait("completed").output == list(range(8))
+    assert shop.types().count("task_completed") == 8
+    assert {pid for *_, pid in shop.marks()} == {first.process.pid, second.process.pid}
+
+
+def test_a_body_longer_than_its_claim_is_run_once(shop):
+    shop.worker(visibility=0.6)
+    shop.worker(visibility=0.6)
+    shop.start("gate", "through")
+    shop.wait_marks(1)
+    later = shop.conn.execute("select clock_timestamp() + '2 s' as t").fetchone().t
+    wait_until(lambda: shop.conn.execute("select clock_timestamp() > %s", (later,)).fetchone()[0], "three claims", every=0.1)
+    shop.open_gate()
+    shop.wait("completed")
+    assert len(shop.marks()) == 1
+
+
+def test_an_orderly_stop_gives_the_body_out_anew(shop):
+    first = shop.worker(visibility=600)
+    shop.start("gate", "through")
+    shop.wait_marks(1)
+    first.signal()
+    assert first.wait() == 0
+    assert "parked gated" in first.text() and "stopped" in first.text()
+    second = shop.worker()
+    shop.wait_marks(2)
+    shop.open_gate()
+    assert shop.wait("completed").output == "through"
+    assert shop.marks()[1][-1] == second.process.pid and "task_released" in shop.types()
+
+
+@pytest.mark.parametrize("notify", [True, False], ids=["heard", "asked"])
+def test_a_body_of_a_cancelled_run_is_aborted_and_no_other(shop, notify):
+    shop.conn.execute("update baton.settings set control_notify = %s", [notify])
+    worker = shop.worker(**({"HEARTBEAT_SECONDS": "100"} if notify else {}))
+    shop.start("gate", "other", "other")
+    shop.wait_marks(1)
+    shop.start("gate", "through")
+    shop.wait_marks(2)
+    shop.conn.execute("select baton.cancel_run('r', 'enough')")
+    worker.wait_for("aborting gated cancelled")
+    worker.wait_for("given back r")
+    shop.open_gate()
+    assert shop.wait("completed", "other").output == "other"
+    assert worker.text().count("aborting") == 1
+
+
+def test_one_inline_step_costs_one_commit(shop):
+    shop.worker(HEARTBEAT_SECONDS="100", LANES="1")
+    number, cost = "select pg_current_xact_id()::text::bigint as n", {}
+    for steps in (1, 1, 5, 25, 5, 25):
+        before = shop.conn.execute(number).fetchone().n
+        shop.start("steps", steps, run_id := f"r{before}")
+        assert shop.wait("completed", run_id).output == list(range(steps))
+        cost.setdefault(steps, []).append(shop.conn.execute(number).fetchone().n - before)
+    assert min(cost[25]) - min(cost[5]) == 20, cost  # what else the cluster does at that moment comes on top
+
+
+def test_branches_wait_side_by_side(shop):
+    shop.worker()
+    shop.start("branches")
+    shop.wait_marks(3)
+    shop.signal("b", 2)
+    shop.signal("a", 1)
+    a, b, dice = shop.wait("completed").output
+    assert (a, b) == (["a", 1], ["b", 2]) and 0 <= dice < 1
+    assert len(shop.marks()) == 3
+
+
+def test_a_body_that_fails_is_retried_until_its_limit(shop):
+    shop.worker()
+    shop.start("retries", 2)
+    assert shop.wait("completed").output == 3
+    assert [attempt for _, _, attempt, _ in shop.marks()] == [1, 2, 3]
+    shop.start("retries", 3, "never")
+    assert shop.wait("failed", "never").error["step"] == "flaky"
+
+
+def test_an_output_that_is_too_large_fails_the_body_for_good(shop):
+    shop.conn.execute("update baton.settings set max_payload_bytes = 10000")
+    worker = shop.worker()
+    shop.start("tooLarge", 30000)
+    assert shop.wait("failed").error["step"] == "large"
+    assert len(shop.marks()) == 1 and "rolled back: " in worker.text()
+
+
+def test_code_that_does_not_ask_for_what_the_log_holds_fails_its_run(shop):
+    shop.conn.execute("update baton.settings set max_failures = 2")
+    shop.worker()
+    shop.start("impure")
+    assert "the log holds step quick" in shop.wait("failed").error["error"]
+
+
+@pytest.mark.parametrize("unknown", ["gate", "gated"], ids=["workflow", "step"])
+def test_what_an_old_deployment_does_not_know_is_given_back(shop, unknown):
+    shop.open_gate()
+    old = shop.worker(FORGET=unknown)
+    shop.start("gate", "through")
+    old.wait_for("failing: unknown")
+    new = shop.worker()
+    old.signal()
+    assert shop.wait("completed").output == "through"
+    assert {pid for *_, pid in shop.marks()} == {new.process.pid}
+
+
+def test_a_worker_comes_through_lost_connections(shop):
+    worker = shop.worker()
+    shop.conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'baton_test_worker'"
+                      " and datname = current_database()")
+    worker.wait_for("ready", times=2)
+    shop.open_gate()
+    shop.start("gate", "through")
+    assert shop.wait("completed").output == "through"
+
+
+def test_started_over_http(shop):
+    port = free_port()
+    shop.conn.execute("select baton.register_worker_function('web', url => %s, debounce => '1 s')", [f"http://127.0.0.1:{port}"])
+
+    def post(body=None, token=SECRET):
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/web", json.dumps(body).encode(), method="POST",
+                                         headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"})
+        try:
+            return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10).status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
+
+    worker = shop.program("dist/http.js", FUNCTION_NAME="web", QUEUE_NAME="orders", PORT=str(port), BATON_TOKEN=SECRET,
+                          BOOT_SECONDS="0.3")
+    wait_until(lambda: post({"invocation_id": "not an id"}) == 400, "it listens", timeout=20, every=0.05)
+    assert post({}, "wrong") == 401
+    reserved = shop.conn.execute("select * from baton.reserve_worker_invocation('web')").fetchone()
+    body = {"invocation_id": str(reserved.invocation_id)}
+    assert [post(body), post(body), post()] == [202, 202, 202], "one start, however often it is asked for"
+    worker.wait_for("accepted")
+    assert post(body) == 200
+    assert post({"invocation_id": "00000000-0000-4000-8000-000000000000"}) == 409
+    shop.start("order", {"amount": 7, "items": []}, "o", "orders")
+    assert shop.wait("completed", "o").output["boxes"] == []
+    assert shop.conn.execute("select startup_state from baton.worker_startup where function_name = 'web'").fetchone() == ("ready",)
+    worker.signal()
+    assert worker.wait() == 0
+    assert shop.conn.execute("select count(*) from baton.workers where stopped_at is null").fetchone() == (0,)
+    assert worker.text().count("accepted") == 1
