@@ -17,6 +17,8 @@ from cluster import Cluster, clean_environ, find_bindir, has_extension
 
 SETTINGS = {"fsync": "on", "full_page_writes": "on", "jit": "on", "shared_buffers": "512MB", "max_wal_size": "8GB"}
 MODES = {"on": "default durability", "off": "synchronous_commit off"}
+# Whether a run that goes on from transaction to transaction was started.
+VARIABLES = [part for name in ("", "next_", "absurd_", "dbos_") for part in ("-D", f"{name}started=0")]
 FLOOR = "single-row commit"
 FLOOR_SQL = "insert into bench.floor (n) values (1)"
 
@@ -58,6 +60,10 @@ class Bench:
         with self.connect() as conn:
             conn.execute("vacuum analyze")
 
+    def value(self, sql: str):
+        with self.connect() as conn:
+            return conn.execute(sql).fetchone()[0]
+
     def add_peers(self, peers):
         """Those that can be installed; why the others are missing."""
         for peer in peers:
@@ -65,8 +71,22 @@ class Bench:
             if reason:
                 self.missing[peer.name] = reason
             else:
-                peer.prepare(self.cluster)
+                peer.prepare(self)
                 self.peers[peer.name] = peer
+
+    def wrap(self, name: str, sql: str):
+        """A function that answers the ids of the rows which a statement gives: pgbench keeps only single rows."""
+        with self.connect() as conn:
+            conn.execute(f"""
+                create or replace function bench.{name}(out ids text[]) language plpgsql as $$
+                declare
+                  v_row record;
+                begin
+                  for v_row in {sql} loop
+                    ids := array_append(ids, v_row.id::text);
+                  end loop;
+                end $$
+            """)
 
     def pgbench(self, mode: str, *arguments) -> str:
         command = [f"{self.cluster.bindir}/pgbench", "-n", "-M", "prepared", *map(str, arguments)]
@@ -78,10 +98,10 @@ class Bench:
 
     def times(self, mode: str, scripts: dict[str, str], transactions: int, clients: int = 1) -> dict[str, list[float]]:
         """How long each transaction of each script took, in milliseconds. Every connection draws a script for each
-        of its transactions, so that all scripts meet the same disk and the same neighbours. A variable `started` is 0
-        at first, and what a script puts into variables is there in the connection's next transactions."""
+        of its transactions, so that all scripts meet the same disk and the same neighbours. What a script puts into
+        variables is there in the connection's next transactions; those of VARIABLES are 0 at first."""
         with tempfile.TemporaryDirectory() as folder:
-            arguments = ["-l", f"--log-prefix={folder}/log", "-D", "started=0", "-c", clients, "-t", transactions]
+            arguments = ["-l", f"--log-prefix={folder}/log", *VARIABLES, "-c", clients, "-t", transactions]
             for nth, script in enumerate(scripts.values()):
                 Path(folder, f"{nth}.sql").write_text(script)
                 arguments += ["-f", f"{folder}/{nth}.sql"]
@@ -91,6 +111,14 @@ class Bench:
         for line in lines:
             times[names[int(line[3])]].append(int(line[2]) / 1000)
         return times
+
+    def rate(self, mode: str, script: str, transactions: int, clients: int = 1) -> float:
+        """Transactions a second of so many connections."""
+        with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
+            file.write(script)
+            file.flush()
+            output = self.pgbench(mode, *VARIABLES, "-c", clients, "-t", transactions, "-f", file.name)
+        return float(re.search(r"tps = ([\d.]+)", output)[1])
 
     def machine(self) -> str:
         model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())

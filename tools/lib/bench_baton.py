@@ -1,0 +1,54 @@
+"""The package itself, as the peers are driven."""
+
+from __future__ import annotations
+
+import sys
+
+from bench_peer import Peer
+
+SEND = "select outcome from baton.send('mail', '{\"n\": 1}')"
+CLAIM = "(select message_id, delivery from baton.claim('mail', visibility => '1 hour'))"
+ACK = "baton.ack(:{0}message_id, :{0}delivery)"
+CLAIM_MANY = """(
+  select jsonb_agg(jsonb_build_object('message_id', m.message_id, 'delivery', m.delivery)) as receipts
+  from baton.claim('mail', max_messages => {}, visibility => '1 hour') as m
+)"""
+ACK_MANY = "(select count(*) filter (where m.outcome = 'acked') as acked from baton.ack_many(:{}receipts) as m)"
+
+
+def claim_and_finish(claim: str, finish: str) -> str:
+    return f"select c.* from {claim} as c \\gset\nselect a.* from {finish} as a \\gset\n"
+
+
+def in_one(finish: str, claim: str) -> str:
+    """Finish what the transaction before claimed and claim the next: one statement, one commit."""
+    return f"""\\if :next_started = 0
+select c.* from {claim} as c \\gset next_
+\\set next_started 1
+\\else
+select c.* from {finish} as a left join lateral {claim} as c on true \\gset next_
+\\endif
+"""
+
+
+class Baton(Peer):
+    name = "baton"
+    packages = []
+    driver = "bench_baton_driver.py"
+    schema = "baton"
+    left = "select count(*) from baton.messages where queue_name = 'mail' and claimed_at is null and visible_at <= now()"
+    clear = "delete from baton.messages where queue_name = 'mail'"
+
+    def __init__(self):
+        self.enqueue = {1: f"{SEND} \\gset\n"}
+        self.finish = {1: claim_and_finish(CLAIM, ACK.format(""))}
+        self.finish_and_next = {1: in_one(ACK.format("next_"), CLAIM)}
+        for batch in (10, 100):
+            messages = "[" + ", ".join(['{"payload": {"n": 1}}'] * batch) + "]"
+            claim = CLAIM_MANY.format(batch)
+            self.enqueue[batch] = f"select count(*) as sent from baton.send_many('mail', '{messages}') \\gset\n"
+            self.finish[batch] = claim_and_finish(claim, ACK_MANY.format(""))
+            self.finish_and_next[batch] = in_one(ACK_MANY.format("next_"), claim)
+
+    def program(self):
+        return [sys.executable]

@@ -1,0 +1,27 @@
+"""procrastinate for the benchmark (PyPI)."""
+
+from __future__ import annotations
+
+from bench_peer import FromPyPI, bind, find
+
+
+class Procrastinate(FromPyPI):
+    name = "procrastinate"
+    packages = ["procrastinate==3.10.0", "psycopg[binary]==3.3.9"]
+    driver = "bench_procrastinate_driver.py"
+    schema = "public"
+    left = "select count(*) from procrastinate_jobs where status = 'todo' and coalesce(scheduled_at, now()) <= now()"
+    clear = "truncate procrastinate_jobs cascade"
+
+    def prepare(self, bench):
+        self.drive(bench, "schema")
+        with bench.connect() as conn:
+            (worker,) = conn.execute("select worker_id from procrastinate_register_worker_v1()").fetchone()
+        self.enqueue = {}
+        for batch in (1, 10, 100):
+            logged = self.learn(bench, batch)
+            self.enqueue[batch] = bind(find(logged, "procrastinate_defer_jobs")) + ";\n"
+            if batch == 1:
+                claim = bind(find(logged, "procrastinate_fetch_job"), p2=f"'{worker}'")
+                complete = bind(find(logged, "procrastinate_finish_job"), p1=":id")
+                self.finish = {1: f"{claim} \\gset\n{complete};\n"}

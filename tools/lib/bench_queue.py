@@ -1,0 +1,107 @@
+"""A queue
+
+Messages are put into a queue, then claimed and finished, one by one or in batches; messages a second. "claim + finish"
+are two commits, as a consumer pays them that handles its message in between; "finish one, claim the next" is one
+statement. One client draws by lot whose turn it is; 4 and 16 clients work for one contender after the other. A peer
+without a verb for batches is left out there.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from bench_baton import Baton
+from bench_frame import FLOOR, FLOOR_SQL, MODES, Bench, table, target
+
+BATCHES = (1, 10, 100)
+CLIENTS = (1, 4, 16)
+BATON = Baton()
+IN_ONE = "baton: finish one, claim the next"
+
+
+def contenders(bench: Bench, batch: int):
+    """The scripts of both halves, by name; each name with the one whose queue it is."""
+    owners = {peer.name: peer for peer in (BATON, *bench.peers.values()) if batch in peer.enqueue}
+    enqueue = {name: peer.enqueue[batch] for name, peer in owners.items()}
+    finish = {name: peer.finish[batch] for name, peer in owners.items() if batch in peer.finish}
+    return owners, enqueue, finish | {IN_ONE: BATON.finish_and_next[batch]}
+
+
+def in_turns(bench: Bench, mode: str, batch: int, messages: int) -> dict[tuple[str, str], float]:
+    """One client that draws by lot whose turn it is: messages a second, by half and name."""
+    owners, enqueue, finish = contenders(bench, batch)
+    transactions = max(messages // batch, 10)
+    times = bench.times(mode, enqueue | {FLOOR: FLOOR_SQL + ";\n"}, transactions * (len(enqueue) + 1))
+    rates = {("enqueue", name): batch * 1000 / statistics.mean(v) for name, v in times.items() if name != FLOOR}
+    if batch == 1:
+        rates["enqueue", FLOOR] = 1000 / statistics.mean(times[FLOOR])
+    for name in finish:  # more than what chance may take
+        bench.rate("off", owners.get(name, BATON).enqueue[batch], transactions + 20)
+    before = {name: bench.value(owner.left) for name, owner in owners.items()}
+    times = bench.times(mode, finish, transactions * len(finish))
+    for name, owner in owners.items():
+        gone = batch * sum(len(times[n]) for n in finish if owners.get(n, BATON) is owner)
+        assert before[name] - bench.value(owner.left) == gone, f"{name} has lost count"
+    return rates | {("finish", name): batch * 1000 / statistics.mean(v) for name, v in times.items()}
+
+
+def by_many(bench: Bench, mode: str, batch: int, clients: int, messages: int) -> dict[tuple[str, str], float]:
+    """So many clients of one contender, then of the next: messages a second, by half and name."""
+    owners, enqueue, finish = contenders(bench, batch)
+    transactions = max(messages // batch // clients, 4)
+    rates = {}
+    for name, script in (enqueue if batch > 1 else enqueue | {FLOOR: FLOOR_SQL + ";\n"}).items():
+        rates["enqueue", name] = batch * bench.rate(mode, script, transactions, clients)
+    for name, script in finish.items():
+        owner = owners.get(name, BATON)
+        # A claim may skip what another one has locked at that moment: some more than are taken out.
+        bench.rate("off", owner.enqueue[batch], clients + (transactions * clients if name == IN_ONE else 0))
+        before = bench.value(owner.left)
+        rates["finish", name] = batch * bench.rate(mode, script, transactions, clients)
+        assert before - bench.value(owner.left) == batch * transactions * clients, f"{name} has lost count"
+    return rates
+
+
+def clear(bench: Bench):
+    with bench.connect() as conn:
+        for peer in (BATON, *bench.peers.values()):
+            if peer.enqueue:
+                conn.execute(peer.clear)
+    bench.vacuum()
+
+
+def run(bench: Bench) -> str:
+    rounds, messages = (1, 400) if bench.short else (3, 800)
+    figures = {}
+    for _ in range(rounds):
+        for batch in BATCHES:
+            for mode in MODES:
+                for clients in CLIENTS:
+                    number = messages * (1 if batch == 1 else 3)
+                    rates = (in_turns(bench, mode, batch, number) if clients == 1 else
+                             by_many(bench, mode, batch, clients, number))
+                    for key, rate in rates.items():
+                        figures.setdefault((mode, batch, clients, *key), []).append(rate)
+                    clear(bench)
+    rates = {key: statistics.median(values) for key, values in figures.items()}
+    text = ""
+    for mode, title in MODES.items():
+        head = [f"{title}: a second"] + [f"{batch} by {batch}, {clients} clients" if batch > 1 else f"{clients} clients"
+                                         for batch in BATCHES for clients in CLIENTS]
+        for half, verb in {"enqueue": "enqueue", "finish": "claim + finish"}.items():
+            names = dict.fromkeys(key[4] for key in rates if key[3] == half)
+            text += table([head[0].replace("a second", f"{verb}, a second"), *head[1:]], [
+                [name] + [f"{rates[key]:.0f}" if (key := (mode, batch, clients, half, name)) in rates else "–"
+                          for batch in BATCHES for clients in CLIENTS] for name in names]) + "\n"
+    peers = [peer.name for peer in bench.peers.values()]
+    for mode, title in MODES.items():
+        for half, ours, batch, limit in (
+            ("enqueue", "baton", 1, 1), ("enqueue", "baton", 100, 0.5),
+            ("finish", IN_ONE, 1, 0.7 if mode == "on" else 1), ("finish", IN_ONE, 100, 0.5),
+        ):
+            theirs = {name: rates[key] for name in peers if (key := (mode, batch, 1, half, name)) in rates}
+            if theirs:
+                best = max(theirs, key=theirs.get)
+                text += target(f"{half} {batch} by {batch} against {best} ({title}, 1 client)",
+                               theirs[best] / rates[mode, batch, 1, half, ours], limit)
+    return text
