@@ -3,16 +3,30 @@
     DATABASE_URL=postgresql:///app QUEUE_NAME=orders python docs/examples/worker_durable.py
 
 It adds steps to the consumer of worker_runs.py. A step's one body runs here, inline, under the run message that this
-process holds; the bodies of a fan-out have messages of their own, for any process. One message at a time.
+process holds; the bodies of a fan-out have messages of their own, for any process. One message at a time in each of its
+slots. What has ended elsewhere is asked to stop (cancellation.py), and so is everything on SIGTERM.
 """
+import concurrent.futures
 import contextlib
 import json
+import os
 import signal
+import threading
+import time
+import uuid
 
 import psycopg
 import worker_runs
+from cancellation import Attempt, Cancelled, Control
 from psycopg.types.json import Jsonb
-from worker_runs import UNKNOWN_DELAY, VISIBILITY, Diverged, Failed, Run, Stopping, Suspended, log
+from worker_runs import (
+    DATABASE_URL, POLL_SECONDS, UNKNOWN_DELAY, VISIBILITY, Diverged, Failed, Run, Stopping, Suspended, connect, log,
+)
+
+FUNCTION = os.environ.get("FUNCTION_NAME")  # a registered function of start_mode process; without: no heartbeat
+SLOTS = int(os.environ.get("SLOTS", "1"))
+HEARTBEAT_SECONDS = float(os.environ.get("HEARTBEAT_SECONDS", "5"))
+LISTEN_URL = os.environ.get("LISTEN_URL", DATABASE_URL)  # a direct connection, not a transaction pooler's; off: none
 
 
 # A body does what has an effect on the world. It may be run again if its process dies before its end is written down:
@@ -22,6 +36,9 @@ def charge(amount, task):
 
 
 def pack(item, task):
+    for _ in range(3):
+        task.raise_if_cancelled()  # a long body asks from time to time whether it is to go on
+        task.cancelled.wait(0.01)  # and waits for things so that it hears of it
     return {"box": f"{item}-{task.attempt}"}
 
 
@@ -90,22 +107,77 @@ class StepRun(Run):
         return [self.outputs[slug][index] for index in range(len(inputs))]
 
 
-class Worker(worker_runs.Worker):
-    """The connection, the loop and the extending are those of worker_runs."""
+class Worker:
+    """A process: its slots, and what they share. Another one may follow in the same process."""
 
-    in_body = False
+    def __init__(self):
+        worker_id = uuid.uuid4()
+        self.worker_id = worker_id if FUNCTION else None
+        self.asking, self.over, self.is_registered = threading.Lock(), threading.Event(), False
+        self.control = Control(worker_id, connect, HEARTBEAT_SECONDS, on_beat=self.beat, listen=None
+                               if LISTEN_URL == "off" else lambda: connect(
+                                   LISTEN_URL, keepalives_idle=10, keepalives_interval=5, keepalives_count=3))
+        self.slots = [Slot(self) for _ in range(SLOTS)]
+
+    def work(self):
+        self.control.start()
+        extending = threading.Thread(target=worker_runs.extend, args=(self.slots, self.over), daemon=True)
+        extending.start()
+        with concurrent.futures.ThreadPoolExecutor(SLOTS) as pool:
+            try:
+                for served in concurrent.futures.as_completed([pool.submit(slot.serve) for slot in self.slots]):
+                    served.result()
+            finally:
+                self.stop()
+        self.over.set()
+        extending.join()
+        self.control.close()
+        if FUNCTION:
+            with contextlib.suppress(psycopg.Error), contextlib.closing(connect()) as db:
+                db.execute("select * from baton.stop_worker(%s)", [self.worker_id])
+        log("stopped")
+
+    def drain(self):
+        """Claims nothing more. What is in hand is finished."""
+        for slot in self.slots:
+            slot.stopping = True
+
+    def stop(self, *_):
+        """The handler of SIGTERM: what is in hand is given back, and the bodies are asked to stop."""
+        self.drain()
+        self.control.shut_down()
+
+    def beat(self, db, state):
+        if not FUNCTION:
+            return
+        if not self.is_registered:
+            answer = db.execute("select * from baton.register_worker(%s, %s)", (self.worker_id, FUNCTION)).fetchone()
+            self.is_registered = answer.outcome == "registered"
+        answer = db.execute("select * from baton.heartbeat(%s, %s)", (self.worker_id, state)).fetchone()
+        if answer.outcome != "active":  # stopping, deprecated, stopped, unknown: it was refused
+            log("draining:", answer.outcome)
+            self.drain()
+
+
+class Slot(worker_runs.Worker):
+    """One message at a time: the connection and the loop are those of worker_runs."""
+
+    def __init__(self, worker):
+        super().__init__()
+        self.worker, self.worker_id, self.control = worker, worker.worker_id, worker.control
+
+    def claim(self):
+        with self.worker.asking:  # of all that are idle one asks
+            while not self.stopping:
+                if message := super().claim():
+                    return message
+                time.sleep(POLL_SECONDS)
 
     def one(self, sql, *arguments):
         row = super().one(sql, *arguments)
         if row and getattr(row, "outcome", None) == "in_use":
             raise AssertionError(f"bodies run under {self.receipt}, and it was to be given away: {sql}")
         return row
-
-    def stop(self, *_):
-        """The handler of SIGTERM: what is in hand is given back; a body is interrupted."""
-        self.stopping = True
-        if self.in_body:
-            raise Stopping
 
     def handle(self, message):
         return self.handle_run() if message.kind == "run" else self.handle_task()
@@ -135,8 +207,6 @@ class Worker(worker_runs.Worker):
                 self.one(*ended)
                 return self.replay(events, contextlib.nullcontext)
         except psycopg.Error as error:
-            if self.db.closed:
-                raise
             log("rolled back:", repr(error))
             del events[seen:]
             return None
@@ -189,7 +259,8 @@ class Worker(worker_runs.Worker):
             if any(row.outcome == "lost" for row in rows):  # our claim ran out; if nobody took it, it is still ours
                 self.one("select * from baton.extend(%s, %s, %s)", *self.receipt, VISIBILITY)
                 rows = self.dispatch(fence)
-            task = next((Task(baton.run_id, row) for row in rows if row.outcome == "execute"), None)
+            # running: it was given to us, and the answer was lost
+            task = next((Task(baton.run_id, row) for row in rows if row.outcome in ("execute", "running")), None)
         return self.one(*end).outcome, task
 
     def dispatch(self, fence):
@@ -214,29 +285,38 @@ class Worker(worker_runs.Worker):
             return None
         verb, options = "complete_task", ""
         try:
-            try:
-                self.in_body = True
-                if self.stopping:
-                    raise Stopping
+            with self.control.registered(task):
+                task.raise_if_cancelled()
                 result = json.loads(json.dumps(body(task.input, task)))
-            finally:
-                self.in_body = False
-        except Stopping:
-            log(self.one(*self.parking()).outcome, task.step_slug)
-            return None
-        except Failed as failed:
-            verb, result, options = "fail_task", failed.args[0], ", final => true"
-        except Exception as raised:
+        except (Cancelled, Exception) as raised:
+            if task.cancelled.is_set():  # it has stopped, in whatever way: given back, unless it has ended
+                log(self.tell(*self.parking()).outcome, task.step_slug)
+                return None
             verb, result = "fail_task", repr(raised)
+            if isinstance(raised, Failed):
+                result, options = raised.args[0], ", final => true"
         return (f"select * from baton.{verb}(%s, %s, %s, %s, %s, %s, %s{options})", task.run_id, task.step_slug,
                 task.task_index, task.attempt, Jsonb(result), *self.receipt)
 
+    def tell(self, *call):
+        """What became of a body. If the connection broke meanwhile, over a new one: to say it twice is harmless."""
+        while True:
+            try:
+                if self.db.closed:
+                    self.db = connect()
+                return self.one(*call)
+            except psycopg.OperationalError as error:
+                if not self.db.closed or self.stopping:
+                    raise
+                log("database:", repr(error))
+                time.sleep(POLL_SECONDS)
+
     def end(self, ended):
         try:
-            return self.one(*ended).outcome
+            return self.tell(*ended).outcome
         except psycopg.errors.ProgramLimitExceeded as error:  # an output over settings.max_payload_bytes
             _, *task, _, message_id, delivery = ended
-            return self.one("select * from baton.fail_task(%s, %s, %s, %s, %s, %s, %s, final => true)", *task,
+            return self.tell("select * from baton.fail_task(%s, %s, %s, %s, %s, %s, %s, final => true)", *task,
                             Jsonb(repr(error)), message_id, delivery).outcome
 
     # By force: the body that ran under the message has stopped, or can't be run here, and is given out anew.
@@ -252,12 +332,12 @@ class Worker(worker_runs.Worker):
         return self.one(*self.giving_back(error, delay)).outcome
 
 
-class Task:
-    """What a body is told of itself."""
+class Task(Attempt):
+    """What a body is told of itself: which attempt it is, and whether it is to stop."""
 
     def __init__(self, run_id, row):
-        self.run_id, self.step_slug, self.task_index = run_id, row.step_slug, row.task_index
-        self.attempt, self.input = row.attempt, row.input
+        super().__init__(run_id, row.step_slug, row.task_index, row.attempt)
+        self.input = row.input
 
 
 if __name__ == "__main__":

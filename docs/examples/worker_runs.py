@@ -95,49 +95,61 @@ class Run:
             raise Suspended(until)
 
 
+def connect(url=DATABASE_URL, **options):
+    return psycopg.connect(  # the time-out: a process that hangs must not keep a row locked
+        url, autocommit=True, row_factory=namedtuple_row, connect_timeout=5,
+        prepare_threshold=None,  # a pooler in transaction mode gives each transaction another connection
+        options="-c idle_in_transaction_session_timeout=10s", **options)
+
+
+def extend(workers, over):
+    """In a thread, over a connection of its own: the claims in hand last, and with them the replays."""
+    while not over.is_set():
+        with contextlib.suppress(psycopg.Error), contextlib.closing(connect()) as db:
+            while not over.is_set():
+                for receipt in [worker.receipt for worker in workers if worker.receipt]:
+                    db.execute("select * from baton.extend(%s, %s, %s)", (*receipt, VISIBILITY))
+                over.wait(VISIBILITY.total_seconds() / 3)
+        over.wait(POLL_SECONDS)
+
+
 class Worker:
     run_class = Run
+    db, worker_id = None, None  # without an id it claims anonymously
 
     def __init__(self):
         self.receipt, self.stopping = None, False  # the message in hand; whether to take another one
-
-    def connect(self):
-        return contextlib.closing(psycopg.connect(  # the time-out: a process that hangs must not keep a row locked
-            DATABASE_URL, autocommit=True, row_factory=namedtuple_row, connect_timeout=5,
-            prepare_threshold=None,  # a pooler in transaction mode gives each transaction another connection
-            options="-c idle_in_transaction_session_timeout=10s"))
 
     def one(self, sql, *arguments):
         return self.db.execute(sql, arguments).fetchone()
 
     def work(self):
-        threading.Thread(target=self.extend, daemon=True).start()
+        threading.Thread(target=extend, args=([self], threading.Event()), daemon=True).start()
+        self.serve()
+        log("stopped")
+
+    def serve(self):
         while not self.stopping:
             try:
-                with self.connect() as self.db:
-                    recovered = self.db.execute("select * from baton.recover_runs(%s)", [QUEUE]).fetchall()
-                    log("ready; recovered:", *(row.run_id for row in recovered))
-                    while not self.stopping:
-                        if not self.work_once():
-                            time.sleep(POLL_SECONDS)
+                self.db = connect()
+                recovered = self.db.execute("select * from baton.recover_runs(%s)", [QUEUE]).fetchall()
+                log("ready; recovered:", *(row.run_id for row in recovered))
+                while not self.stopping:
+                    if not self.work_once():
+                        time.sleep(POLL_SECONDS)
             except psycopg.Error as error:  # what was in hand is recovered, here or elsewhere
                 log("database:", repr(error))
                 time.sleep(POLL_SECONDS)
-        log("stopped")
+            finally:
+                if self.db:
+                    self.db.close()
 
-    def extend(self):
-        """In a thread, over a connection of its own: the claim in hand lasts, and with it the replay."""
-        while True:
-            with contextlib.suppress(psycopg.Error), self.connect() as db:
-                while True:
-                    if receipt := self.receipt:
-                        db.execute("select * from baton.extend(%s, %s, %s)", (*receipt, VISIBILITY))
-                    time.sleep(VISIBILITY.total_seconds() / 3)
-            time.sleep(POLL_SECONDS)
+    def claim(self):
+        return self.one("select * from baton.claim(%s, %s, visibility => %s)", QUEUE, self.worker_id, VISIBILITY)
 
     def work_once(self):
         """One message. The answers of pg_baton settle it: there is nothing to acknowledge."""
-        if not (message := self.one("select * from baton.claim(%s, visibility => %s)", QUEUE, VISIBILITY)):
+        if not (message := self.claim()):
             return False
         self.receipt = message.message_id, message.delivery
         try:

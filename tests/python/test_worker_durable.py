@@ -32,6 +32,7 @@ def quick(input, task):
 def gated(input, task):  # until the gate opens, for all, or for this process
     mark(task)
     while not any(map(os.path.exists, (f"{FOLDER}/gate", f"{FOLDER}/gate.{os.getpid()}"))):
+        task.raise_if_cancelled()
         time.sleep(0.02)
     return input
 
@@ -68,6 +69,9 @@ def caught(run):
     except StepFailed as failed:
         return [failed.slug, failed.error, run.step("quick", "after")]
 
+def both(run):
+    return run.map("gated", run.input)
+
 def retries(run):
     return run.step("flaky", run.input, max_attempts=3)
 
@@ -82,10 +86,22 @@ def raises(run):
     run.step("quick")
     raise ValueError("on purpose")
 
-WORKFLOWS.update({flow.__name__: flow for flow in (fan, steps, gate, caught, retries, kills, too_large, raises)})
+WORKFLOWS.update({flow.__name__: flow for flow in (fan, steps, gate, both, caught, retries, kills, too_large, raises)})
 for name in os.environ.get("FORGET", "").split():
     WORKFLOWS.pop(name, None)
     BODIES.pop(name, None)
+
+end_and_replay = worker_durable.Slot.end_and_replay
+
+def without_an_answer(slot, events, ended):  # it is committed, and the connection breaks before that is told
+    seen, answer = len(events), end_and_replay(slot, events, ended)
+    if not os.path.exists(FOLDER + "/break"):
+        return answer
+    os.remove(FOLDER + "/break")
+    slot.db.close()
+    del events[seen:]
+
+worker_durable.Slot.end_and_replay = without_an_answer
 worker = worker_durable.Worker()
 signal.signal(signal.SIGTERM, worker.stop)
 worker.work()
@@ -97,6 +113,8 @@ NEVER_AWAITS = (ROOT / "tools/lib/never_awaits.sql").read_text()
 class Shop:
     """One queue and the processes that work on it."""
 
+    code = CODE
+
     def __init__(self, db, folder):
         self.db, self.folder, self.workers = db, folder, []
         self.conn = db.connect()
@@ -106,7 +124,7 @@ class Shop:
     def worker(self, visibility=60, wait=True, **env):
         name = f"worker-{len(self.workers) + 1}"
         dsn = psycopg.conninfo.make_conninfo(self.db.cluster.dsn(self.db.name, user=self.user), application_name=name)
-        program = Program(self.folder / f"{name}.log", ["-c", CODE], {
+        program = Program(self.folder / f"{name}.log", ["-c", self.code], {
             "DATABASE_URL": dsn, "POLL_SECONDS": "0.05", "VISIBILITY_SECONDS": str(visibility), "UNKNOWN_SECONDS": "0.3",
             "FOLDER": str(self.folder), "PYTHONPATH": str(ROOT / "docs/examples"), **env})
         self.workers.append(program)
@@ -365,6 +383,28 @@ def test_an_orderly_stop_gives_the_body_out_anew(shop, inputs):
     assert shop.marks()[-1][-1] == second.process.pid and "task_released" in shop.types()
 
 
+def test_an_end_is_told_over_a_new_connection_where_the_one_breaks_while_the_body_runs(shop):
+    worker = shop.worker(SLOTS="2", visibility=60)
+    shop.start("both", ["inline", "queued"])
+    shop.wait_marks(2)
+    broken = shop.conn.execute("select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+                               " where application_name = 'worker-1' and datname = %s", (shop.db.name,)).fetchall()
+    assert len(broken) == 5, "two slots, the extending, the reconciliation and the listener"
+    shop.open_gate()
+    assert shop.wait("completed").output == ["inline", "queued"]
+    assert len(shop.marks()) == 2 and worker.text().count("database: AdminShutdown") == 1, "queued; inline: rolled back"
+    assert shop.conn.execute("select from baton.incidents").fetchall() == []
+
+
+def test_a_body_that_was_started_by_a_commit_whose_answer_is_lost_is_run_at_once(shop):
+    shop.worker(visibility=600)
+    (shop.folder / "break").touch()
+    shop.start("steps", 3)
+    assert shop.wait("completed").output == [0, 1, 2]
+    assert [(step, attempt) for _, step, _, attempt, _ in shop.marks()] == [("quick 0", 1), ("quick 1", 1), ("quick 2", 1)]
+    assert not (shop.folder / "break").exists()
+
+
 def test_a_body_that_fails_is_retried_until_its_limit(shop):
     shop.worker()
     shop.start("retries", 2)
@@ -434,8 +474,8 @@ def test_an_in_use_that_it_does_not_expect_is_raised(conn, monkeypatch):
     receipt, epoch = granted(conn)
     create(conn, epoch)
     replay(conn, receipt, epoch)
-    worker = worker_durable.Worker()
-    worker.db, worker.receipt = conn, receipt
+    slot = worker_durable.Worker().slots[0]
+    slot.db, slot.receipt = conn, receipt
     with pytest.raises(AssertionError, match="bodies run under"):
-        worker.one("select * from baton.park(%s, %s)", *receipt)
-    assert worker.one(*worker.parking()).outcome == "parked"
+        slot.one("select * from baton.park(%s, %s)", *receipt)
+    assert slot.one(*slot.parking()).outcome == "parked"
