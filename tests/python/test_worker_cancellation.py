@@ -306,6 +306,17 @@ def test_without_hints_a_body_is_stopped_by_the_next_reconciliation(hall, listen
     assert hall.look(worker)[2] == (4 if listen is None else 3), "the slot, the extending, the reconciliation, the listener"
 
 
+def test_behind_a_transaction_pooler_listen_hears_nothing_and_the_worker_says_so(hall, make_pooler):
+    url = make_pooler(hall.db, pool_size=4, users=(hall.user,)).cluster.dsn(hall.db.name, user=hall.user)
+    worker = hall.worker(interval=0.3, DATABASE_URL=url, listen=url)
+    hall.start("a")
+    hall.wait_marked("began")
+    assert cancel(hall.conn) == "done"
+    hall.wait_marked("run_cancelled")
+    assert hall.state() == "polling"
+    assert not re.search("heard|listening|listener:", worker.text()), "LISTEN did not fail"
+
+
 def test_what_ends_between_its_start_and_its_registration_is_stopped_right_after(hall):
     """The hint came, and found nobody."""
     worker = hall.worker()
