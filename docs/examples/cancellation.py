@@ -77,7 +77,7 @@ class Control:
 
     def close(self):
         self.closing.set()
-        self.wake.set()
+        self._beat_now()  # a last probe, by which the listener wakes
         for thread in self.threads:
             thread.join()
 
@@ -152,7 +152,7 @@ class Control:
                     self.has_tried.set()
                     self._beat_now()  # what has ended before this moment told nobody here
                     while not self.closing.is_set():
-                        for notify in db.notifies(timeout=RETRY_SECONDS):
+                        for notify in db.notifies(timeout=RETRY_SECONDS, stop_after=1):
                             self._hear(notify.payload)
             except psycopg.Error as error:
                 log("listener:", repr(error))
