@@ -375,6 +375,8 @@ begin
     union all
     select f.* from baton._health_functions() as f
     union all
+    select w.* from baton._health_workers() as w
+    union all
     select q.* from baton._health_queues() as q
     union all
     select v.* from baton._health_vacuum() as v
@@ -384,7 +386,7 @@ end;
 $$;
 
 comment on function baton.health() is
-'What works, what does not, and what to do: the clock, the transport, the snapshots that hold back vacuum, and the functions, queues and runs that are not as they should be. No secret is in it.
+'What works, what does not, and what to do: the clock, the transport, the snapshots that hold back vacuum, and the functions, workers, queues and runs that are not as they should be. No secret is in it.
 Returns: a row a finding, the worst first: severity (critical, warning, ok), finding, subject, detail, advice
 Raises: none
 Locks: none';

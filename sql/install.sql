@@ -46,6 +46,7 @@
 \ir 600_tick.sql
 \ir 610_schedule.sql
 \ir 700_views.sql
+\ir 705_health_workers.sql
 \ir 710_health.sql
 \ir 800_roles.sql
 \ir 900_privileges.sql
