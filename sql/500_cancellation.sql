@@ -55,9 +55,12 @@ begin
       when t.status in ('completed', 'failed') then 'task_' || t.status
       when t.status = 'skipped' then 'step_skipped'
       when t.status = 'cancelled' then (
-        select case s.status when 'failed' then 'step_failed' else 'run_' || r.status end
+        select
+          case s.status
+            when 'failed' then 'step_failed'
+            else 'run_' || (select r.status from baton.runs as r where r.run_id = s.run_id)
+          end
         from baton.steps as s
-        inner join baton.runs as r on r.run_id = s.run_id
         where s.run_id = k.run_id and s.step_slug = k.step_slug
       )
       when (k.attempt between 1 and t.attempt) is not true or (t.status = 'started' and k.attempt = t.attempt) then null

@@ -195,7 +195,7 @@ ROUNDS = 500
 
 
 def prepare(conn):
-    """Runs by number, each with a step of three tasks that run under their own messages."""
+    """Runs by number, each with a step of three tasks that run under their own messages; half of the claims ran out."""
     conn.execute("""
         insert into baton.runs (run_id, workflow_name, queue_name, status, last_seq, created_at)
         select n::text, 'w', 'q', 'running', 5, baton._now() from generate_series(1, %(rounds)s) as n;
@@ -205,8 +205,8 @@ def prepare(conn):
         insert into baton.messages (
           queue_name, kind, run_id, step_slug, task_index, dedupe_key, visible_at, delivery, claimed_at, created_at
         )
-        select 'q', 'task', r.run_id, 's', i, baton._task_key(r.run_id, 's', i), baton._now() + interval '1 hour', 1,
-          baton._now(), baton._now()
+        select 'q', 'task', r.run_id, 's', i, baton._task_key(r.run_id, 's', i),
+          baton._now() + interval '1 hour' * (r.run_id::integer / 8 % 2), 1, baton._now(), baton._now()
         from baton.runs as r, generate_series(0, 2) as i;
         insert into baton.tasks (
           run_id, step_slug, task_index, status, attempt, owner_message_id, owner_delivery, last_started_at
@@ -244,7 +244,8 @@ def test_ends_and_completing_sessions_in_opposite_orders_never_deadlock(db, serv
     def work(side, turn):
         own = db.connect(options="-c deadlock_timeout=20ms -c statement_timeout=10s")
         try:
-            for n, r in enumerate(runs):
+            for r in runs:
+                n = int(r)
                 with own.transaction():
                     steps = side(own, r, n)
                     if n % 2 == turn:

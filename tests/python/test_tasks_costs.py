@@ -134,3 +134,27 @@ def test_a_start_and_an_end_cost_the_same_in_a_large_step(conn):
     cost("first", 10)
     small, large = cost("small", 10), cost("large", 10_000)
     assert large[0] <= small[0] + 15 and large[1] <= small[1] + 15, (small, large)
+
+
+ASK = """select * from baton.terminal_tasks((
+  select jsonb_agg(jsonb_build_object('run_id', r || ' ' || n, 'step_slug', 's', 'task_index', 0, 'attempt', 1))
+  from generate_series(1, %s) as n, unnest(array['small', 'nobody']) as r
+))"""
+
+
+def test_to_ask_for_hundreds_of_bodies_is_a_look_up_each_however_many_tasks_there_are(db):
+    """Also under a plan that was made for ten of them, and where the planner would rather join."""
+    conn = db.connect()
+    conn.execute("set plan_cache_mode = force_generic_plan")
+    conn.execute("set enable_nestloop = off")
+    insert = ("insert into baton.tasks (run_id, step_slug, task_index, status, attempt) select 'small ' || n, 's', i,"
+              " 'completed', 1 from generate_series(%s::integer, %s) as n, generate_series(0, 9) as i")
+    for first, last in ((1, 1), (2, 2000)):
+        conn.execute(insert, (first, last))
+        for _ in range(2):
+            spent = {count: buffers(conn, ASK, count) for count in (1, 10, 250)}
+        assert spent[10] <= 10 * 2 * 5 and spent[250] <= 250 * 2 * 5, spent
+        conn.execute("analyze baton.tasks")
+        conn.execute(ASK, (1,))
+    asked = conn.execute(ASK, (250,)).fetchall()
+    assert sorted(row.outcome for row in asked) == ["completed"] * 250 + ["unknown"] * 250
