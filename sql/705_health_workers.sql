@@ -23,7 +23,9 @@ begin
       f.function_name,
       count(*) as healthy,
       count(*) filter (where w.control = 'polling' and v_control_notify) as polling,
-      count(*) filter (where w.control = 'off' and exists (select from busy as b where b.worker_id = w.worker_id)) as deaf
+      count(*) filter (
+        where w.control = 'off' and exists (select from busy as b where b.worker_id = w.worker_id)
+      ) as deaf
     from baton.worker_functions as f
     inner join baton.workers as w on w.function_name = f.function_name and w.stopped_at is null
     where baton._is_healthy(w, f.heartbeat_timeout, v_now)
