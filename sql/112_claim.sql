@@ -2,13 +2,13 @@
  * Claiming: what is due is given out, the longest due first, for a while.
  */
 
--- From gen_random_uuid, which setseed can't repeat: the last 56 bits of a UUID are all random.
+-- From gen_random_uuid, which setseed can't repeat.
 create or replace function baton._new_delivery()
 returns bigint
 language sql
 volatile
 begin atomic
-  select ('x' || right(replace(gen_random_uuid()::text, '-', ''), 14))::bit(56)::bigint & 9007199254740991;
+  select uuid_hash_extended(gen_random_uuid(), 0) & 9007199254740991;
 end;
 
 -- Failures (a handler said so) and lapses (nobody said anything) have limits of their own.
@@ -51,6 +51,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := baton._now();
@@ -146,6 +147,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
   perform baton._check_users_queue(claim.queue_name);

@@ -78,6 +78,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
   perform baton._check_limit('max_events', read_events.max_events);

@@ -52,18 +52,20 @@ begin
 end;
 $$;
 
--- The message of a loser goes, unless bodies run under it.
-create or replace function baton._drop_unless_owner(message_id bigint, delivery bigint)
-returns void
+-- The message of a current receipt goes, unless bodies run under it; false where the receipt is not current.
+create or replace function baton._leave(message_id bigint, delivery bigint)
+returns boolean
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if not baton._owns(_drop_unless_owner.message_id, _drop_unless_owner.delivery) then
-    delete from baton.messages as m
-    where m.message_id = _drop_unless_owner.message_id and m.delivery = _drop_unless_owner.delivery;
-  end if;
+  delete from baton.messages as m
+  where m.message_id = _leave.message_id
+    and m.delivery = _leave.delivery
+    and m.claimed_at is not null
+    and not baton._owns(m.message_id, m.delivery);
+  return found or (baton._lock_receipt(_leave.message_id, _leave.delivery)).message_id is not null;
 end;
 $$;
 
@@ -86,6 +88,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 set lock_timeout = '100ms'
 as $$
 /*
@@ -99,36 +102,40 @@ as $$
  *   otherwise                                              granted
  */
 declare
+  v_free record;
   v_run baton.runs;
   v_message baton.messages;
   v_backend integer;
 begin
   perform baton._require_read_committed();
   perform baton._check_choice('hold', coalesce(begin_replay.hold, 'lease'), 'lease', 'session');
-  select m.run_id
-  into begin_replay.run_id
-  from baton.messages as m
-  where m.message_id = begin_replay.message_id and m.kind = 'run';
-  if not found then
-    outcome := 'lost';
-    return;
-  end if;
   if begin_replay.hold = 'session' then
     v_backend := baton._hold_session();
   end if;
 
   -- Where both rows are free no subtransaction is needed, whose locks would make multixacts.
-  select r.* into v_run from baton.runs as r where r.run_id = begin_replay.run_id for no key update of r skip locked;
+  select r as run, m as message
+  into v_free
+  from baton.messages as m
+  inner join baton.runs as r on r.run_id = m.run_id
+  where m.message_id = begin_replay.message_id
+    and m.delivery = begin_replay.delivery
+    and m.claimed_at is not null
+    and m.kind = 'run'
+  for no key update of r, m skip locked;
   if found then
-    select m.*
-    into v_message
+    v_run := v_free.run;
+    v_message := v_free.message;
+    run_id := v_run.run_id;
+  else
+    select m.run_id
+    into begin_replay.run_id
     from baton.messages as m
-    where m.message_id = begin_replay.message_id
-      and m.delivery = begin_replay.delivery
-      and m.claimed_at is not null
-    for no key update of m skip locked;
-  end if;
-  if v_message.message_id is null then
+    where m.message_id = begin_replay.message_id and m.kind = 'run';
+    if not found then
+      outcome := 'lost';
+      return;
+    end if;
     begin
       v_run := baton._lock_run(begin_replay.run_id);
       v_message := baton._lock_receipt(begin_replay.message_id, begin_replay.delivery);
@@ -159,7 +166,7 @@ begin
     if baton._is_held(v_run, clock) then
       outcome := 'handed_over';
       update baton.runs as r set wake_pending = true where r.run_id = v_run.run_id;
-      perform baton._drop_unless_owner(v_message.message_id, v_message.delivery);
+      perform baton._leave(v_message.message_id, v_message.delivery);
       return;
     elsif baton._lose_replay(v_run, v_message.message_id, clock) then
       outcome := 'terminal';
@@ -213,6 +220,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 /*
  *   the first row that applies
@@ -225,54 +233,58 @@ as $$
  */
 declare
   v_run baton.runs;
-  v_message baton.messages;
   v_now timestamptz;
 begin
   v_run := baton._lock_run(end_replay.run_id);
-  if v_run.replay_epoch = end_replay.replay_epoch then
-    v_message := baton._lock_receipt(v_run.replay_message_id, v_run.replay_delivery);
-  end if;
   v_now := baton._now();
   status := v_run.status;
   if not baton._is_open(v_run.status) then
     outcome := 'terminal';
     perform baton._settle_replay(v_run, end_replay.replay_epoch);
     return;
-  elsif v_run.replay_epoch = end_replay.replay_epoch and v_run.replay_ended then
+  elsif v_run.replay_epoch is distinct from end_replay.replay_epoch then
+    outcome := 'lost';
+    return;
+  elsif v_run.replay_ended then
     outcome := 'ended';
     if v_run.wake_seq > v_run.replayed_seq then
       perform baton._wake(v_run, v_now);
     end if;
     return;
-  elsif v_run.replay_epoch is distinct from end_replay.replay_epoch or v_message.message_id is null then
-    outcome := 'lost';
-    return;
-  elsif (end_replay.seen_seq between 0 and v_run.last_seq) is not true then
-    perform baton._raise('invalid_position', v_run.last_seq::text, coalesce(end_replay.seen_seq::text, 'null'));
-  elsif not isfinite(end_replay.wake_at) then
-    perform baton._raise('invalid_interval', 'wake_at', end_replay.wake_at::text);
-  elsif v_run.wake_seq > end_replay.seen_seq then
+  elsif (
+    end_replay.seen_seq between v_run.wake_seq and v_run.last_seq
+    and coalesce(isfinite(end_replay.wake_at), true)
+  ) is not true then
+    if not baton._is_current(v_run.replay_message_id, v_run.replay_delivery) then
+      outcome := 'lost';
+      return;
+    elsif (end_replay.seen_seq between 0 and v_run.last_seq) is not true then
+      perform baton._raise('invalid_position', v_run.last_seq::text, coalesce(end_replay.seen_seq::text, 'null'));
+    elsif not isfinite(end_replay.wake_at) then
+      perform baton._raise('invalid_interval', 'wake_at', end_replay.wake_at::text);
+    end if;
     outcome := 'again';
     last_seq := v_run.last_seq;
     return;
+  elsif not baton._leave(v_run.replay_message_id, v_run.replay_delivery) then
+    outcome := 'lost';
+    return;
   end if;
 
-  outcome := 'ended';
-  status := case
-    when exists (
-      select from baton.tasks as t where t.run_id = v_run.run_id and t.status in ('created', 'started')
-    ) then 'running'
-    else 'suspended'
-  end;
   update baton.runs as r
-  set status = end_replay.status,
+  set status = case
+      when exists (
+        select from baton.tasks as t where t.run_id = r.run_id and t.status in ('created', 'started')
+      ) then 'running'
+      else 'suspended'
+    end,
     replayed_seq = end_replay.seen_seq,
     replay_ended = true,
     failures = 0,
     lapses = 0,
     wake_at = end_replay.wake_at
-  where r.run_id = v_run.run_id;
-  perform baton._drop_unless_owner(v_message.message_id, v_message.delivery);
+  where r.run_id = v_run.run_id
+  returning 'ended', r.status into end_replay.outcome, end_replay.status;
   if v_run.wake_at is not null or end_replay.wake_at is not null then
     perform baton._set_timer(v_run, end_replay.wake_at, v_now);
   end if;
@@ -303,6 +315,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_run baton.runs;
@@ -345,6 +358,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_run baton.runs;

@@ -9,7 +9,7 @@ returns text
 language sql
 immutable
 begin atomic
-  select _task_key.run_id || e'\x1f' || _task_key.step_slug || e'\x1f' || _task_key.task_index;
+  select _task_key.run_id || e'\x1f' || _task_key.step_slug || e'\x1f' || _task_key.task_index::text;
 end;
 
 -- It names the attempt: all wakes of one attempt share one backstop, and a new stamp gets its own.
@@ -19,7 +19,7 @@ language sql
 immutable
 begin atomic
   select baton._task_key(_backstop_key.run_id, _backstop_key.step_slug, _backstop_key.task_index)
-    || e'\x1fbackstop\x1f' || _backstop_key.attempt;
+    || e'\x1fbackstop\x1f' || _backstop_key.attempt::text;
 end;
 
 -- How long a backstop waits: what is left of the lease since the stamp, in whole seconds; used up, a full lease again.
