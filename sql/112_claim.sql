@@ -106,14 +106,11 @@ begin
       lapses = m.lapses + (m.claimed_at is not null)::integer,
       visible_at = v_now + coalesce(_claim.visibility, v_settings.visibility)
     where m.message_id = any (v_picked)
-    returning m.*
+    returning
+      m.message_id, m.delivery, m.kind, m.run_id, m.step_slug, m.task_index, m.payload, m.headers, m.failures,
+      m.lapses, m.visible_at
   )
-  select
-    t.message_id, t.delivery, t.kind, t.run_id, t.step_slug, t.task_index, t.payload, t.headers, t.failures, t.lapses,
-    t.visible_at
-  from unnest(v_picked) with ordinality as p (message_id, nth)
-  inner join taken as t on t.message_id = p.message_id
-  order by p.nth;
+  select t.* from taken as t order by array_position(v_picked, t.message_id);
 
   if found and _claim.for_run is null and v_mark.queue_name is null then
     perform baton._register_queue(_claim.queue_name, v_now);

@@ -2,6 +2,7 @@
  * Runs and their events. No payload is in runs: the input is in run_created, output and error in the last event.
  *
  * The index for recovery has the runs that somebody should be driving; suspended ones with nothing unread are in none.
+ * It has a column of its own, so that a grant, or a step of a running run, changes nothing that is indexed.
  */
 create table baton.runs (
   run_id text not null,
@@ -23,6 +24,9 @@ create table baton.runs (
   replay_began_at timestamptz,
   created_at timestamptz not null,
   ended_at timestamptz,
+  needs_driver boolean generated always as (
+    ended_at is null and (status <> 'suspended' or wake_pending or wake_seq > replayed_seq)
+  ) stored,
   constraint runs_pkey primary key (run_id),
   constraint runs_status_check check (
     status in ('pending', 'running', 'suspended', 'completed', 'failed', 'cancelled')
@@ -36,7 +40,7 @@ create table baton.runs (
 );
 
 create index runs_attention_idx on baton.runs (queue_name, run_id)
-where ended_at is null and (status <> 'suspended' or wake_pending or wake_seq > replayed_seq);
+where needs_driver;
 create index runs_wake_at_idx on baton.runs (wake_at, run_id) where wake_at is not null;
 
 create table baton.recovery_cursors (

@@ -6,7 +6,7 @@
  */
 comment on table baton.runs is
 'The runs, a row each. Their positions: last_seq, of the newest event; wake_seq, of the newest that asks for a replay (a signal, the end of a step); replayed_seq, up to which the last ended replay had read.
-Written by: _end_replay_under, _end_run, _lose_replay, _save_positions, _set_back, _wake, append_event, begin_replay, dispatch_tasks, end_replay, fail, release_replay, signal_run, start_run, wake_run';
+Written by: _end_replay_under, _end_run, _lose_replay, _save_positions, _set_back, _wake, append_event, begin_replay, end_replay, fail, release_replay, signal_run, start_run, wake_run';
 comment on column baton.runs.status is 'pending, running, suspended; completed, failed, cancelled.';
 comment on column baton.runs.wake_pending is 'A wake was asked for, and no grant has followed it.';
 comment on column baton.runs.failures is 'Replays in a row that failed.';
@@ -17,6 +17,7 @@ comment on column baton.runs.replay_ended is 'Whether that replay has ended, so 
 comment on column baton.runs.replay_message_id is 'The receipt that it was granted under.';
 comment on column baton.runs.replay_delivery is 'The receipt that it was granted under.';
 comment on column baton.runs.replay_backend is 'The pid of its connection, for a session hold.';
+comment on column baton.runs.needs_driver is 'It is open, and not suspended with nothing unread: somebody should be driving it.';
 
 create or replace function baton._run_key(run_id text, purpose text)
 returns text

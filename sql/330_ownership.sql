@@ -13,7 +13,7 @@ comment on column baton.steps.open_tasks is 'How many of its tasks are unfinishe
 comment on column baton.steps.created_seq is 'The position of its step_created: steps are dispatched in that order.';
 comment on table baton.tasks is
 'The tasks of the steps: a cache of the logs. Outputs and errors are in the events only.
-Written by: _complete_task, _end_run, _end_step, _exhaust_task, _release, create_step, dispatch_tasks, fail_task, start_task';
+Written by: _complete_task, _end_run, _end_step, _exhaust_task, _release, _start, create_step, fail_task';
 comment on column baton.tasks.attempt is 'One start of the body: its ownership epoch.';
 comment on column baton.tasks.lapses is 'Starts in a row that were lost.';
 comment on column baton.tasks.fence_attempt is 'Attempts up to it are refused.';

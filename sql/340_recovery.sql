@@ -8,12 +8,11 @@ from (select baton._now() as at) as c
 cross join lateral (
   select a.*
   from baton.runs as a
-  where a.ended_at is null and (a.status <> 'suspended' or a.wake_pending or a.wake_seq > a.replayed_seq)
+  where a.needs_driver
   union all
   select s.*
   from baton.runs as s
-  where s.ended_at is null and s.wake_at <= c.at
-    and not (s.status <> 'suspended' or s.wake_pending or s.wake_seq > s.replayed_seq)
+  where s.wake_at <= c.at and s.ended_at is null and not s.needs_driver
 ) as r
 cross join lateral (
   select
@@ -140,8 +139,7 @@ begin
   for v_run in
     select r.queue_name, r.run_id
     from baton.runs as r
-    where r.ended_at is null
-      and (r.status <> 'suspended' or r.wake_pending or r.wake_seq > r.replayed_seq)
+    where r.needs_driver
       and (r.queue_name, r.run_id) > (v_cursor.queue_name, v_cursor.run_id)
     order by r.queue_name, r.run_id
     limit _recover_runs.max_runs

@@ -242,7 +242,7 @@ begin
     outcome := 'terminal';
     perform baton._settle_replay(v_run, end_replay.replay_epoch);
     return;
-  elsif v_run.replay_epoch is distinct from end_replay.replay_epoch then
+  elsif (v_run.replay_epoch = end_replay.replay_epoch) is not true then
     outcome := 'lost';
     return;
   elsif v_run.replay_ended then

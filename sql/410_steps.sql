@@ -57,7 +57,7 @@ begin
 end;
 $$;
 
--- Ends a step that is open: its event, its unfinished tasks, and their unclaimed messages.
+-- Ends an open step without its result: its event, its unfinished tasks, and their unclaimed messages.
 create or replace function baton._end_step(
   run baton.runs, step_slug text, status text, detail jsonb, at timestamptz
 )
@@ -76,9 +76,6 @@ begin
   update baton.steps as s
   set status = _end_step.status, open_tasks = 0
   where s.run_id = v_run.run_id and s.step_slug = _end_step.step_slug;
-  if _end_step.status = 'completed' then
-    return v_run;
-  end if;
   perform baton._notify_control(v_run, _end_step.status, _end_step.step_slug);
   update baton.tasks as t
   set status = case _end_step.status when 'skipped' then 'skipped' else 'cancelled' end
@@ -210,18 +207,19 @@ begin
     ),
     v_now
   );
-  insert into baton.steps (run_id, step_slug, task_count, open_tasks, on_exhausted, max_attempts, created_seq)
+  outcome := case v_count when 0 then 'completed' else 'created' end;
+  insert into baton.steps (run_id, step_slug, status, task_count, open_tasks, on_exhausted, max_attempts, created_seq)
   values (
-    v_run.run_id, create_step.step_slug, v_count, v_count, coalesce(create_step.on_exhausted, 'fail_step'),
-    coalesce(create_step.max_attempts, 3), v_run.last_seq
+    v_run.run_id, create_step.step_slug, create_step.outcome, v_count, v_count,
+    coalesce(create_step.on_exhausted, 'fail_step'), coalesce(create_step.max_attempts, 3), v_run.last_seq
   );
   insert into baton.tasks (run_id, step_slug, task_index, input)
   select v_run.run_id, create_step.step_slug, i.nth - 1, i.input
   from jsonb_array_elements(create_step.inputs) with ordinality as i (input, nth);
-  outcome := 'created';
   if v_count = 0 then
-    v_run := baton._end_step(v_run, create_step.step_slug, 'completed', '{}', v_now);
-    outcome := 'completed';
+    v_run.last_seq := baton._append(
+      v_run, 'step_completed', null, jsonb_build_object('step_slug', create_step.step_slug), v_now
+    );
   end if;
   perform baton._save_positions(v_run);
 end;

@@ -3,34 +3,25 @@
  * delivery is the task's lease. What is not run here, and has no living owner, gets a message of its own.
  */
 
--- The messages, other than this one, that own started tasks of the run and live. Tasks with a message of their own are
--- left to it, and the owners of a thousand bodies unlocked.
-create or replace function baton._live_owners(run_id text, message_id bigint, at timestamptz)
-returns bigint[]
+-- The tasks that were started under a message, by this delivery and by earlier ones; the latter only as far as they are
+-- left to it: those with a message of their own are not.
+create or replace function baton._count_owned(message baton.messages, out running bigint, out lost bigint)
 language plpgsql
-volatile
+stable
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  v_owner record;
-  v_live bigint[] := '{}'::bigint[];
 begin
-  for v_owner in
-    select distinct t.owner_message_id, t.owner_delivery
-    from baton.tasks as t
-    where t.run_id = _live_owners.run_id
-      and t.status = 'started'
-      and t.owner_message_id <> _live_owners.message_id
-      and not exists (
-        select from baton.messages as m where m.dedupe_key = baton._task_key(t.run_id, t.step_slug, t.task_index)
-      )
-    order by t.owner_message_id
-  loop
-    if baton._claim_lives(v_owner.owner_message_id, v_owner.owner_delivery, _live_owners.at) then
-      v_live := v_live || v_owner.owner_delivery;
-    end if;
-  end loop;
-  return v_live;
+  select
+    count(*) filter (where t.owner_delivery = (_count_owned.message).delivery),
+    count(*) filter (
+      where t.owner_delivery <> (_count_owned.message).delivery
+        and not exists (
+          select from baton.messages as m where m.dedupe_key = baton._task_key(t.run_id, t.step_slug, t.task_index)
+        )
+    )
+  into _count_owned.running, _count_owned.lost
+  from baton.tasks as t
+  where t.owner_message_id = (_count_owned.message).message_id and t.status = 'started';
 end;
 $$;
 
@@ -51,7 +42,7 @@ begin
     and t.status = 'started'
     and t.owner_message_id = (_poisoned_task.message).message_id
     and t.owner_delivery <> (_poisoned_task.message).delivery
-    and t.lapses + 1 >= (select s.max_lapses from baton.settings as s)
+    and t.lapses + 1 >= (select s.max_lapses from baton.settings as s where s.singleton)
     and not exists (
       select
       from baton.messages as m
@@ -72,12 +63,60 @@ stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return not exists (
+  return (_may_run.message).claimed_by is null or not exists (
     select
     from baton.workers as w
     where w.worker_id = (_may_run.message).claimed_by
       and not baton._goes_on(w)
   );
+end;
+$$;
+
+-- Starts a body under a message: its receipt is stamped, and owns the task from then on.
+create or replace function baton._start(run baton.runs, task baton.tasks, message baton.messages, at timestamptz)
+returns baton.runs
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_task baton.tasks := _start.task;
+begin
+  v_task.attempt := v_task.attempt + 1;
+  update baton.tasks as t
+  set status = 'started',
+    attempt = v_task.attempt,
+    lapses = v_task.lapses,
+    owner_message_id = (_start.message).message_id,
+    owner_delivery = (_start.message).delivery,
+    last_started_at = _start.at,
+    worker_id = (_start.message).claimed_by
+  where t.run_id = v_task.run_id and t.step_slug = v_task.step_slug and t.task_index = v_task.task_index;
+  return baton._task_event(
+    _start.run, 'task_started', v_task,
+    jsonb_build_object('message_id', (_start.message).message_id, 'delivery', (_start.message).delivery), _start.at
+  );
+end;
+$$;
+
+-- The run is replayed when the lease of a body that somebody else runs is over, once an attempt.
+create or replace function baton._arm_backstop(run baton.runs, task baton.tasks, delay interval, at timestamptz)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_key text := baton._backstop_key(
+    (_arm_backstop.task).run_id, (_arm_backstop.task).step_slug, (_arm_backstop.task).task_index,
+    (_arm_backstop.task).attempt
+  );
+begin
+  if not exists (
+    select from baton.messages as m where m.dedupe_key = v_key
+  ) then
+    perform baton._send_run_message(_arm_backstop.run, v_key, _arm_backstop.at + _arm_backstop.delay, _arm_backstop.at);
+  end if;
 end;
 $$;
 
@@ -96,8 +135,14 @@ declare
   v_run baton.runs;
   v_message baton.messages;
   v_task baton.tasks;
-  v_live bigint[];
+  v_open record;
+  v_owned record;
+  v_owner text;
   v_may_run boolean;
+  v_last_seq bigint;
+  v_slugs text[] := '{}'::text[];
+  v_indexes integer[] := '{}'::integer[];
+  v_due timestamptz[] := '{}'::timestamptz[];
   v_now timestamptz;
 begin
   perform baton._check_limit('inline_limit', dispatch_tasks.inline_limit);
@@ -115,153 +160,100 @@ begin
     return;
   end if;
 
-  select s.* into v_settings from baton.settings as s;
+  v_last_seq := v_run.last_seq;
   v_may_run := baton._may_run(v_message);
-  v_live := baton._live_owners(v_run.run_id, v_message.message_id, v_now);
+  v_owned := baton._count_owned(v_message);
+  while v_may_run and v_owned.lost > 0 loop
+    v_task := baton._poisoned_task(v_run.run_id, v_message);
+    exit when v_task.run_id is null;
+    v_run := baton._exhaust_task(v_run, v_task, jsonb_build_object('reason', 'max_lapses'), v_now);
+    perform baton._incident(
+      v_now, 'limit_reached', queue_name => v_run.queue_name, run_id => v_run.run_id, step_slug => v_task.step_slug,
+      task_index => v_task.task_index, detail => jsonb_build_object('lapses', v_task.lapses)
+    );
+    outcome := 'failed';
+    step_slug := v_task.step_slug;
+    task_index := v_task.task_index;
+    attempt := v_task.attempt;
+    return next;
+    v_owned := baton._count_owned(v_message);
+  end loop;
   if v_may_run then
-    loop
-      v_task := baton._poisoned_task(v_run.run_id, v_message);
-      exit when v_task.run_id is null;
-      v_run := baton._exhaust_task(v_run, v_task, jsonb_build_object('reason', 'max_lapses'), v_now);
-      perform baton._incident(
-        v_now, 'limit_reached', queue_name => v_run.queue_name, run_id => v_run.run_id, step_slug => v_task.step_slug,
-        task_index => v_task.task_index, detail => jsonb_build_object('lapses', v_task.lapses)
-      );
-      outcome := 'failed';
-      step_slug := v_task.step_slug;
-      task_index := v_task.task_index;
-      attempt := v_task.attempt;
-      return next;
-    end loop;
+    v_owned.running := v_owned.running + v_owned.lost;
   end if;
 
-  -- Without a join that a plan made for few tasks could do row by row. A ctid stays as it is under the run's lock.
-  return query
-  with open_tasks as materialized (
+  select s.* into v_settings from baton.settings as s where s.singleton;
+  for v_open in
     select
-      t.ctid as row_id,
-      t.step_slug, t.task_index, t.attempt, t.status, t.failures, t.lapses, t.input, t.retry_at, t.last_started_at,
-      (
-        select s.created_seq from baton.steps as s where s.run_id = t.run_id and s.step_slug = t.step_slug
-      ) as created_seq,
+      t as task,
       exists (
-        select
-        from baton.messages as m
-        where m.dedupe_key = baton._task_key(t.run_id, t.step_slug, t.task_index)
-      ) as has_message,
-      case
-        when t.status = 'created' then null
-        when t.owner_message_id = v_message.message_id and t.owner_delivery = v_message.delivery then 'receipt'
-        when t.owner_message_id = v_message.message_id then 'message'
-        when t.owner_delivery = any (v_live) then 'other'
-      end as owner
+        select from baton.messages as m where m.dedupe_key = baton._task_key(t.run_id, t.step_slug, t.task_index)
+      ) as has_message
     from baton.tasks as t
     where t.run_id = v_run.run_id and t.status in ('created', 'started')
-  ),
-  ranked as (
+    order by
+      (select s.created_seq from baton.steps as s where s.run_id = t.run_id and s.step_slug = t.step_slug),
+      t.task_index
+  loop
+    v_task := v_open.task;
+    v_owner := case
+      when v_open.has_message or v_task.status = 'created' then null
+      when v_task.owner_message_id = v_message.message_id and v_task.owner_delivery = v_message.delivery then 'receipt'
+      when v_task.owner_message_id = v_message.message_id then 'message'
+      when baton._claim_lives(v_task.owner_message_id, v_task.owner_delivery, v_now) then 'other'
+    end;
+    outcome := baton._dispatch_decision(
+      v_open.has_message, v_owner, v_may_run, v_task.status = 'created' and v_task.failures = 0,
+      v_owned.running < coalesce(dispatch_tasks.inline_limit, 1), v_settings.inline_ownership
+    );
+    step_slug := v_task.step_slug;
+    task_index := v_task.task_index;
+    attempt := v_task.attempt;
+    input := null;
+    delay := null;
+    case outcome
+      when 'queued' then
+        null;
+      when 'running' then
+        input := v_task.input;
+      when 'execute' then
+        if v_task.status = 'started' then
+          v_task.lapses := v_task.lapses + 1;
+          perform baton._incident(
+            v_now, 'owned_recovery', queue_name => v_run.queue_name, message_id => v_message.message_id,
+            run_id => v_run.run_id, step_slug => v_task.step_slug, task_index => v_task.task_index,
+            detail => jsonb_build_object('attempt', v_task.attempt + 1)
+          );
+        else
+          v_owned.running := v_owned.running + 1;
+        end if;
+        v_run := baton._start(v_run, v_task, v_message, v_now);
+        attempt := v_task.attempt + 1;
+        input := v_task.input;
+      when 'backstop' then
+        delay := baton._lease_remaining(v_task.last_started_at, v_settings.inline_lease, v_now);
+        perform baton._arm_backstop(v_run, v_task, dispatch_tasks.delay, v_now);
+      when 'enqueue' then
+        v_slugs := v_slugs || v_task.step_slug;
+        v_indexes := v_indexes || v_task.task_index;
+        v_due := v_due || greatest(v_now, v_task.retry_at);
+        delay := greatest(v_task.retry_at - v_now, '0');
+    end case;
+    return next;
+  end loop;
+
+  if v_run.last_seq > v_last_seq then
+    perform baton._save_positions(v_run);
+  end if;
+  if cardinality(v_slugs) > 0 then
+    insert into baton.messages (queue_name, kind, run_id, step_slug, task_index, dedupe_key, visible_at, created_at)
     select
-      o.*,
-      o.status = 'created' and o.failures = 0 as is_fresh,
-      count(*) filter (where o.owner = 'receipt' or (o.owner = 'message' and v_may_run and not o.has_message)) over ()
-      + count(*) filter (where o.status = 'created' and o.failures = 0 and not o.has_message) over (
-        order by o.created_seq, o.task_index
-      ) as nth_inline
-    from open_tasks as o
-  ),
-  decided as materialized (
-    select
-      r.row_id, r.step_slug, r.task_index, r.attempt, r.status, r.input, r.retry_at, r.last_started_at, r.created_seq,
-      baton._dispatch_decision(
-        r.has_message, r.owner, v_may_run, r.is_fresh, r.nth_inline <= coalesce(dispatch_tasks.inline_limit, 1),
-        v_settings.inline_ownership
-      ) as decision,
-      case when r.owner = 'other' then
-        baton._lease_remaining(r.last_started_at, v_settings.inline_lease, v_now)
-      end as lease
-    from ranked as r
-  ),
-  started as (
-    update baton.tasks as t
-    set status = 'started',
-      attempt = t.attempt + 1,
-      lapses = t.lapses + (t.status = 'started')::integer,
-      owner_message_id = v_message.message_id,
-      owner_delivery = v_message.delivery,
-      last_started_at = v_now,
-      worker_id = v_message.claimed_by
-    from decided as d
-    where d.decision = 'execute' and t.ctid = d.row_id
-    returning t.step_slug, t.task_index, t.attempt, d.created_seq, d.status = 'started' as is_recovery
-  ),
-  logged as (
-    insert into baton.events (run_id, seq, type, payload, created_at)
-    select
-      v_run.run_id,
-      v_run.last_seq + row_number() over (order by s.created_seq, s.task_index),
-      'task_started',
-      jsonb_build_object(
-        'step_slug', s.step_slug, 'task_index', s.task_index, 'attempt', s.attempt,
-        'message_id', v_message.message_id, 'delivery', v_message.delivery
-      ),
-      v_now
-    from started as s
-    returning 1
-  ),
-  positioned as (
-    update baton.runs as r
-    set last_seq = v_run.last_seq + (select count(*) from logged), wake_seq = v_run.wake_seq
-    where r.run_id = v_run.run_id
-      and (v_run.wake_seq <> r.wake_seq or v_run.last_seq <> r.last_seq or exists (select from started))
-  ),
-  sent as (
-    insert into baton.messages (
-      queue_name, kind, run_id, step_slug, task_index, dedupe_key, visible_at, created_at
-    )
-    select
-      v_run.queue_name, 'task', v_run.run_id, d.step_slug, d.task_index,
-      baton._task_key(v_run.run_id, d.step_slug, d.task_index), greatest(v_now, d.retry_at), v_now
-    from decided as d
-    where d.decision = 'enqueue'
-    order by d.created_seq, d.task_index
-    returning case when v_settings.message_notify then baton._notify_message(v_run.queue_name) end
-  ),
-  armed as (
-    insert into baton.messages (queue_name, kind, run_id, dedupe_key, visible_at, created_at)
-    select
-      v_run.queue_name, 'run', v_run.run_id,
-      baton._backstop_key(v_run.run_id, d.step_slug, d.task_index, d.attempt), v_now + d.lease, v_now
-    from (
-      select
-        b.*,
-        exists (
-          select
-          from baton.messages as m
-          where m.dedupe_key = baton._backstop_key(v_run.run_id, b.step_slug, b.task_index, b.attempt)
-        ) as is_armed
-      from decided as b
-      where b.decision = 'backstop'
-    ) as d
-    where not d.is_armed
-    order by d.created_seq, d.task_index
-    returning case when v_settings.message_notify then baton._notify_message(v_run.queue_name) end
-  ),
-  recovered as (
-    insert into baton.incidents (at, kind, queue_name, message_id, run_id, step_slug, task_index, detail)
-    select
-      v_now, 'owned_recovery', v_run.queue_name, v_message.message_id, v_run.run_id, s.step_slug, s.task_index,
-      jsonb_build_object('attempt', s.attempt)
-    from started as s
-    where s.is_recovery
-  )
-  select
-    d.decision, d.step_slug, d.task_index, d.attempt + (d.decision = 'execute')::integer,
-    case when d.decision in ('execute', 'running') then d.input end,
-    case d.decision
-      when 'backstop' then d.lease
-      when 'enqueue' then greatest(d.retry_at - v_now, '0')
-    end
-  from decided as d
-  order by d.created_seq, d.task_index;
+      v_run.queue_name, 'task', v_run.run_id, e.step_slug, e.task_index,
+      baton._task_key(v_run.run_id, e.step_slug, e.task_index), e.due_at, v_now
+    from unnest(v_slugs, v_indexes, v_due) with ordinality as e (step_slug, task_index, due_at, nth)
+    order by e.nth;
+    perform baton._notify_message(v_run.queue_name);
+  end if;
 end;
 $$;
 

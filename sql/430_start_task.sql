@@ -131,7 +131,7 @@ begin
       outcome := 'execute';
       v_task.lapses := v_task.lapses + 1;
       perform baton._take_over(v_run, v_task, v_message.message_id, v_now);
-      if v_task.lapses >= (select s.max_lapses from baton.settings as s) then
+      if v_task.lapses >= (select s.max_lapses from baton.settings as s where s.singleton) then
         outcome := 'skip';
         v_run := baton._exhaust_task(v_run, v_task, jsonb_build_object('reason', 'max_lapses'), v_now);
         perform baton._save_positions(v_run);
@@ -146,22 +146,9 @@ begin
       end if;
   end case;
 
-  v_task.attempt := v_task.attempt + 1;
-  update baton.tasks as t
-  set status = 'started',
-    attempt = v_task.attempt,
-    lapses = v_task.lapses,
-    owner_message_id = v_message.message_id,
-    owner_delivery = v_message.delivery,
-    last_started_at = v_now,
-    worker_id = v_message.claimed_by
-  where t.run_id = v_run.run_id and t.step_slug = v_task.step_slug and t.task_index = v_task.task_index;
-  v_run := baton._task_event(
-    v_run, 'task_started', v_task,
-    jsonb_build_object('message_id', v_message.message_id, 'delivery', v_message.delivery), v_now
-  );
+  v_run := baton._start(v_run, v_task, v_message, v_now);
   perform baton._save_positions(v_run);
-  attempt := v_task.attempt;
+  attempt := v_task.attempt + 1;
   input := v_task.input;
 end;
 $$;

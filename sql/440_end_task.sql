@@ -33,20 +33,20 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  with own as (
-    select m.message_id
-    from baton.messages as m
-    where m.dedupe_key = baton._task_key(
+  delete from baton.messages as m
+  where m.message_id = (
+    select o.message_id
+    from baton.messages as o
+    where o.dedupe_key = baton._task_key(
         _drop_task_message.run_id, _drop_task_message.step_slug, _drop_task_message.task_index
       )
       and (
-        m.claimed_at is null
-        or m.visible_at <= _drop_task_message.at
-        or m.message_id = (_drop_task_message.message).message_id
+        o.claimed_at is null
+        or o.visible_at <= _drop_task_message.at
+        or o.message_id = (_drop_task_message.message).message_id
       )
-    for update of m skip locked
-  )
-  delete from baton.messages as m using own as o where m.message_id = o.message_id;
+    for update of o skip locked
+  );
 end;
 $$;
 
@@ -120,7 +120,6 @@ declare
   v_run baton.runs;
   v_message baton.messages;
   v_task baton.tasks;
-  v_step baton.steps;
   v_now timestamptz;
 begin
   perform baton._check_size('output', pg_column_size(_complete_task.output));
@@ -156,13 +155,15 @@ begin
       v_run, 'task_completed', v_task, jsonb_build_object('output', _complete_task.output), v_now
     );
     update baton.steps as s
-    set open_tasks = s.open_tasks - 1
+    set open_tasks = s.open_tasks - 1,
+      status = case s.open_tasks when 1 then 'completed' else s.status end
     where s.run_id = v_run.run_id and s.step_slug = v_task.step_slug
-    returning s.* into v_step;
-    if v_step.open_tasks = 0 then
-      v_run := baton._end_step(v_run, v_task.step_slug, 'completed', '{}', v_now);
+    returning s.open_tasks = 0 into _complete_task.step_ended;
+    if step_ended then
+      v_run.last_seq := baton._append(
+        v_run, 'step_completed', null, jsonb_build_object('step_slug', v_task.step_slug), v_now
+      );
       v_run.wake_seq := v_run.last_seq;
-      step_ended := true;
     end if;
     perform baton._settle_run(v_run, step_ended, v_message, v_now);
   end if;
@@ -191,13 +192,15 @@ set enable_seqscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_answer record;
 begin
-  select c.outcome, c.step_ended
-  into complete_task.outcome, complete_task.step_ended
-  from baton._complete_task(
+  v_answer := baton._complete_task(
     complete_task.run_id, complete_task.step_slug, complete_task.task_index, complete_task.attempt,
     complete_task.output, complete_task.message_id, complete_task.delivery
-  ) as c;
+  );
+  outcome := v_answer.outcome;
+  step_ended := v_answer.step_ended;
 end;
 $$;
 
@@ -251,12 +254,10 @@ begin
     )
     order by c.message_id, i.nth
   loop
-    select c.outcome, c.step_ended
-    into v_answer
-    from baton._complete_task(
+    v_answer := baton._complete_task(
       complete_tasks.run_id, v_item.step_slug, v_item.task_index, v_item.attempt, v_item.output, v_item.message_id,
       v_item.delivery
-    ) as c;
+    );
     v_outcomes[v_item.nth] := v_answer.outcome;
     v_ended[v_item.nth] := v_answer.step_ended;
   end loop;

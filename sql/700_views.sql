@@ -167,9 +167,7 @@ from baton.runs as r
 cross join (select baton._now() as at) as c
 left join baton.messages as m
   on m.message_id = r.replay_message_id and m.delivery = r.replay_delivery and m.claimed_at is not null
-where r.ended_at is null
-  and (r.status <> 'suspended' or r.wake_pending or r.wake_seq > r.replayed_seq)
-  and not r.replay_ended;
+where r.needs_driver and not r.replay_ended;
 
 comment on view baton.replays is 'The replays that have not ended, and whether their holders live.';
 comment on column baton.replays.run_id is 'The run.';
