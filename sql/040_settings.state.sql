@@ -15,6 +15,7 @@ create table baton.settings (
   inline_ownership boolean default true not null,
   inline_lease interval default '860 seconds' not null,
   silent_worker_timeout interval default '1 hour' not null,
+  retention interval,
   constraint settings_pkey primary key (singleton),
   constraint settings_singleton_check check (singleton),
   constraint settings_transport_check check (transport in ('auto', 'pg_net', 'outbox')),
@@ -28,7 +29,8 @@ create table baton.settings (
   constraint settings_max_failures_check check (max_failures > 0),
   constraint settings_max_lapses_check check (max_lapses > 0),
   constraint settings_inline_lease_check check (inline_lease between '1 second' and '10 years'),
-  constraint settings_silent_worker_timeout_check check (silent_worker_timeout between '1 second' and '10 years')
+  constraint settings_silent_worker_timeout_check check (silent_worker_timeout between '1 second' and '10 years'),
+  constraint settings_retention_check check (retention between '0' and '10 years')
 );
 
 insert into baton.settings default values;
@@ -40,6 +42,7 @@ create table baton.state (
   cron_purged_runid bigint default 0 not null,
   pg_net_head_id bigint,
   pg_net_head_since timestamptz,
+  identity text,
   constraint state_pkey primary key (singleton),
   constraint state_singleton_check check (singleton)
 );

@@ -23,10 +23,12 @@ comment on column baton.settings.inline_ownership is
 'Whether a task that runs under a living run message is left to it; off: it is queued beside it, and single flight alone keeps it from running twice.';
 comment on column baton.settings.inline_lease is 'How long a backstop waits from a start on before it looks again.';
 comment on column baton.settings.silent_worker_timeout is 'How long a worker may be silent before tick marks it as stopped.';
+comment on column baton.settings.retention is
+'How long what has ended is kept: schedule() has it pruned after that. Null: no pruning by schedule.';
 
 comment on table baton.state is
 'What the package remembers between ticks: one row.
-Written by: _purge_cron_runs, _replace_singleton, _watch_pg_net, tick';
+Written by: _purge_cron_runs, _replace_singleton, _watch_pg_net, after_restore, tick';
 comment on column baton.state.singleton is 'Always true: there is one row.';
 comment on column baton.state.last_tick_at is 'When tick ran last, by whomever it was called.';
 comment on column baton.state.last_tick_errors is 'The parts of the last tick that failed, with their errors; null if none did.';
@@ -34,6 +36,8 @@ comment on column baton.state.cron_purged_runid is 'Up to this run, pg_cron''s r
 
 comment on column baton.state.pg_net_head_id is 'The request that stood first in pg_net''s queue at the last tick.';
 comment on column baton.state.pg_net_head_since is 'Since when it has stood there.';
+comment on column baton.state.identity is
+'Which database the rows belong to, as _identity tells it. Another one: they were restored or cloned, and after_restore has not been called.';
 
 -- A restored dump of an extension brings a row for a table that CREATE EXTENSION has filled already: the dump's wins.
 create or replace function baton._replace_singleton()

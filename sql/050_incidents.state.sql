@@ -14,6 +14,7 @@ create table baton.incidents (
   constraint incidents_pkey primary key (incident_id)
 );
 
+create index incidents_at_idx on baton.incidents (at);
 create index incidents_function_idx on baton.incidents (function_name, kind, at) where function_name is not null;
 create index incidents_run_idx on baton.incidents (run_id) where run_id is not null;
 create index incidents_message_idx on baton.incidents (message_id) where message_id is not null;

@@ -3,7 +3,7 @@
  */
 comment on table baton.incidents is
 'What was repaired, given up, refused or done by an operator, a row each.
-Written by: _incident';
+Written by: _incident, _prune_rest';
 comment on column baton.incidents.incident_id is 'Ascending, with gaps.';
 comment on column baton.incidents.at is 'When it happened, by the database''s clock.';
 comment on column baton.incidents.kind is 'What happened; the view incident_log explains the kinds.';

@@ -57,6 +57,7 @@ create table baton.dead_messages (
 );
 
 create index dead_messages_queue_idx on baton.dead_messages (queue_name, died_at);
+create index dead_messages_died_idx on baton.dead_messages (died_at);
 
 create table baton.queue_marks (
   queue_name text not null,

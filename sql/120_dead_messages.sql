@@ -3,7 +3,7 @@
  */
 comment on table baton.dead_messages is
 'Messages that reached a limit, with their history, until they are redriven.
-Written by: _bury_message, redrive';
+Written by: _bury_message, _prune_rest, redrive';
 comment on column baton.dead_messages.reason is 'failures, lapses, or final: the handler asked for it.';
 
 -- The caller holds the row's lock.

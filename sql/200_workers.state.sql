@@ -46,6 +46,7 @@ create table baton.workers (
 );
 
 create index workers_live_idx on baton.workers (function_name) where stopped_at is null;
+create index workers_stopped_idx on baton.workers (stopped_at) where stopped_at is not null;
 
 create table baton.secrets (
   secret_name text not null,

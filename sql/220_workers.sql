@@ -6,7 +6,7 @@
  */
 comment on table baton.workers is
 'The workers that were accepted or registered, a row each.
-Written by: _admit_worker, _stop_silent_workers, deprecate_workers, heartbeat, reconcile_worker_invocation, stop_worker';
+Written by: _admit_worker, _prune_rest, _stop_silent_workers, after_restore, deprecate_workers, heartbeat, reconcile_worker_invocation, stop_worker';
 comment on column baton.workers.worker_id is 'Chosen by the runtime.';
 comment on column baton.workers.handshake is 'Whether it was accepted under an invocation; false: register_worker.';
 comment on column baton.workers.control is

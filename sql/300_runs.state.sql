@@ -27,6 +27,7 @@ create table baton.runs (
   needs_driver boolean generated always as (
     ended_at is null and (status <> 'suspended' or wake_pending or wake_seq > replayed_seq)
   ) stored,
+  pruned_at timestamptz,
   constraint runs_pkey primary key (run_id),
   constraint runs_status_check check (
     status in ('pending', 'running', 'suspended', 'completed', 'failed', 'cancelled')
@@ -42,6 +43,7 @@ create table baton.runs (
 create index runs_attention_idx on baton.runs (queue_name, run_id)
 where needs_driver;
 create index runs_wake_at_idx on baton.runs (wake_at, run_id) where wake_at is not null;
+create index runs_ended_idx on baton.runs (pruned_at, ended_at, run_id) where ended_at is not null;
 
 create table baton.recovery_cursors (
   scope text not null,

@@ -4,7 +4,7 @@
  */
 comment on table baton.events is
 'The logs of all runs, append-only.
-Written by: _append, start_run';
+Written by: _append, _prune_log, _prune_whole, start_run';
 comment on column baton.events.seq is 'From 1, without gaps, a run.';
 comment on column baton.events.type is
 'run_created, run_completed, run_failed, run_cancelled, step_created, step_completed, step_failed, step_skipped, task_started, task_retrying, task_completed, task_failed, task_released, signal_received; a caller''s own types contain a dot.';
@@ -29,7 +29,11 @@ declare
   v_run baton.runs;
 begin
   perform baton._require_read_committed();
-  select r.* into v_run from baton.runs as r where r.run_id = _lock_run.run_id for no key update of r;
+  select r.*
+  into v_run
+  from baton.runs as r
+  where r.run_id = _lock_run.run_id and r.pruned_at is null
+  for no key update of r;
   return v_run;
 end;
 $$;
@@ -85,7 +89,9 @@ begin
   return query
   select e.seq, e.type, e.correlation_id, e.payload, e.created_at
   from baton.events as e
-  where e.run_id = read_events.run_id and e.seq > coalesce(read_events.after_seq, 0)
+  where e.run_id = read_events.run_id
+    and e.seq > coalesce(read_events.after_seq, 0)
+    and not exists (select from baton.runs as r where r.run_id = read_events.run_id and r.pruned_at is not null)
   order by e.seq
   limit coalesce(read_events.max_events, 1000);
 end;

@@ -6,7 +6,7 @@
  */
 comment on table baton.runs is
 'The runs, a row each. Their positions: last_seq, of the newest event; wake_seq, of the newest that asks for a replay (a signal, the end of a step); replayed_seq, up to which the last ended replay had read.
-Written by: _end_replay_under, _end_run, _lose_replay, _save_positions, _set_back, _wake, append_event, begin_replay, end_replay, fail, release_replay, signal_run, start_run, wake_run';
+Written by: _end_replay_under, _end_run, _give_up_run, _lose_replay, _prune_log, _prune_whole, _save_positions, _set_back, _wake, append_event, begin_replay, end_replay, fail, release_replay, signal_run, start_run, wake_run';
 comment on column baton.runs.status is 'pending, running, suspended; completed, failed, cancelled.';
 comment on column baton.runs.wake_pending is 'A wake was asked for, and no grant has followed it.';
 comment on column baton.runs.failures is 'Replays in a row that failed.';
@@ -18,6 +18,8 @@ comment on column baton.runs.replay_message_id is 'The receipt that it was grant
 comment on column baton.runs.replay_delivery is 'The receipt that it was granted under.';
 comment on column baton.runs.replay_backend is 'The pid of its connection, for a session hold.';
 comment on column baton.runs.needs_driver is 'It is open, and not suspended with nothing unread: somebody should be driving it.';
+comment on column baton.runs.pruned_at is
+'Since when it is being removed, in several calls of prune: every verb answers as if it were gone, and last_seq says how much of its log is left.';
 
 create or replace function baton._run_key(run_id text, purpose text)
 returns text
@@ -162,46 +164,51 @@ begin
   run_id := coalesce(start_run.run_id, baton._new_run_id(v_now));
   perform baton._check_name('run_id', start_run.run_id);
 
-  if not exists (select from baton.runs as r where r.run_id = start_run.run_id) then
-    insert into baton.runs as r (run_id, workflow_name, queue_name, last_seq, wake_pending, wake_at, created_at)
-    values (
-      start_run.run_id, start_run.workflow_name, coalesce(start_run.queue_name, 'default'), 1,
-      coalesce(start_run.delay <= '0', true), v_now + nullif(start_run.delay, '0'), v_now
-    )
-    on conflict do nothing
-    returning r.* into v_run;
-    if found then
-      insert into baton.events (run_id, seq, type, payload, created_at)
-      values (v_run.run_id, 1, 'run_created', start_run.input, v_now);
-      perform baton._send_run_message(
-        v_run, baton._run_key(v_run.run_id, case when v_run.wake_pending then 'wake' else 'timer' end),
-        coalesce(v_run.wake_at, v_now), v_now
-      );
-      outcome := 'created';
-      status := v_run.status;
-      return;
+  loop
+    if not exists (select from baton.runs as r where r.run_id = start_run.run_id) then
+      insert into baton.runs as r (run_id, workflow_name, queue_name, last_seq, wake_pending, wake_at, created_at)
+      values (
+        start_run.run_id, start_run.workflow_name, coalesce(start_run.queue_name, 'default'), 1,
+        coalesce(start_run.delay <= '0', true), v_now + nullif(start_run.delay, '0'), v_now
+      )
+      on conflict do nothing
+      returning r.* into v_run;
+      if found then
+        insert into baton.events (run_id, seq, type, payload, created_at)
+        values (v_run.run_id, 1, 'run_created', start_run.input, v_now);
+        perform baton._send_run_message(
+          v_run, baton._run_key(v_run.run_id, case when v_run.wake_pending then 'wake' else 'timer' end),
+          coalesce(v_run.wake_at, v_now), v_now
+        );
+        outcome := 'created';
+        status := v_run.status;
+        return;
+      end if;
     end if;
-  end if;
 
-  select
-    case
-      when r.workflow_name = start_run.workflow_name
-        and r.queue_name = coalesce(start_run.queue_name, 'default')
-        and e.payload is not distinct from start_run.input then 'exists'
-      else 'conflict'
-    end,
-    r.status
-  into start_run.outcome, start_run.status
-  from baton.runs as r
-  left join baton.events as e on e.run_id = r.run_id and e.seq = 1
-  where r.run_id = start_run.run_id;
+    select
+      case
+        when r.pruned_at is null
+          and r.workflow_name = start_run.workflow_name
+          and r.queue_name = coalesce(start_run.queue_name, 'default')
+          and e.payload is not distinct from start_run.input then 'exists'
+        else 'conflict'
+      end,
+      case when r.pruned_at is null then r.status end
+    into start_run.outcome, start_run.status
+    from baton.runs as r
+    left join baton.events as e on e.run_id = r.run_id and e.seq = 1
+    where r.run_id = start_run.run_id;
+    -- Not found: it was pruned meanwhile.
+    exit when found;
+  end loop;
 end;
 $$;
 
 comment on function baton.start_run(text, jsonb, text, text, interval) is
 'Start a run: the run and its first message, in the caller''s transaction. The run_id is the idempotency key until the run is pruned.
 Arguments: run_id, 1 to 200 bytes, by default a new one, ordered by time; delay, until it is to start.
-Outcomes: created; exists; conflict, where the run_id is taken by a run of another workflow, queue or input; with run_id and status
+Outcomes: created; exists; conflict, where the run_id is taken by a run of another workflow, queue or input, or by one that is being pruned (status null); with run_id and status
 Raises: 22023, 54000, 25001
 Locks: none; waits only for another transaction that is starting the same run_id';
 
@@ -236,7 +243,7 @@ begin
     get_run.created_at, get_run.ended_at, get_run.wake_at
   from baton.runs as r
   left join baton.events as e on e.run_id = r.run_id and e.seq = r.last_seq
-  where r.run_id = get_run.run_id;
+  where r.run_id = get_run.run_id and r.pruned_at is null;
   outcome := coalesce(outcome, 'unknown');
 end;
 $$;

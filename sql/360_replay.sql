@@ -122,6 +122,7 @@ begin
     and m.delivery = begin_replay.delivery
     and m.claimed_at is not null
     and m.kind = 'run'
+    and r.pruned_at is null
   for no key update of r, m skip locked;
   if found then
     v_run := v_free.run;

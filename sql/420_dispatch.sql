@@ -55,7 +55,8 @@ begin
 end;
 $$;
 
--- Whether bodies may be started under the message: the worker that claimed it, if it said who it is, goes on.
+-- Whether bodies may be started under the message: the worker that claimed it, if it said who it is, goes on. One that
+-- is not there any more had stopped.
 create or replace function baton._may_run(message baton.messages)
 returns boolean
 language plpgsql
@@ -63,11 +64,11 @@ stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return (_may_run.message).claimed_by is null or not exists (
+  return (_may_run.message).claimed_by is null or exists (
     select
     from baton.workers as w
     where w.worker_id = (_may_run.message).claimed_by
-      and not baton._goes_on(w)
+      and baton._goes_on(w)
   );
 end;
 $$;

@@ -78,6 +78,7 @@ begin
     select o.status, o.attempt, o.fence_attempt
     from baton.tasks as o
     where o.run_id = k.run_id and o.step_slug = k.step_slug and o.task_index = k.task_index
+      and not exists (select from baton.runs as r where r.run_id = o.run_id and r.pruned_at is not null)
     limit 1
   ) as t on true
   order by i.nth;

@@ -17,7 +17,7 @@ begin
 end;
 $$;
 
-create or replace function baton._cron_job_ids()
+create or replace function baton._cron_job_ids(job_names text[] default array['pg_baton tick', 'pg_baton prune'])
 returns bigint[]
 language plpgsql
 stable
@@ -29,8 +29,9 @@ begin
   if baton._cron_version() is not null then
     execute
       'select array_agg(j.jobid) from cron.job as j
-      where j.jobname = ''pg_baton tick'' and j.username = current_user and j.database = current_database()'
-    into v_job_ids;
+      where j.jobname = any ($1) and j.username = current_user and j.database = current_database()'
+    into v_job_ids
+    using _cron_job_ids.job_names;
   end if;
   return v_job_ids;
 end;

@@ -1,5 +1,5 @@
 /*
- * Scheduling tick with pg_cron. pg_cron before 1.5 knows no seconds: there one job a minute ticks
+ * Scheduling tick and prune with pg_cron. pg_cron before 1.5 knows no seconds: there one job a minute ticks
  * at the interval and commits between ticks.
  */
 
@@ -44,6 +44,9 @@ declare
   v_version text := baton._cron_version();
   v_schedule text := '* * * * *';
   v_command text := 'select * from baton.tick()';
+  v_prune text :=
+    'select p.* from baton.settings as s cross join lateral baton.prune(s.retention, 10000) as p '
+    'where s.retention is not null';
   v_job_id bigint;
 begin
   if v_seconds <> trunc(v_seconds) or v_seconds not between 1 and 60 then
@@ -66,11 +69,19 @@ begin
   execute format('select cron.schedule(%L, %L, %L)', 'pg_baton tick', v_schedule, v_command) into v_job_id;
   outcome := 'scheduled';
   detail := format('pg_cron %s job %s: %s: %s', v_version, v_job_id, v_schedule, v_command);
+
+  if (select s.retention from baton.settings as s where s.singleton) is null then
+    execute 'select cron.unschedule(j.id) from unnest($1) as j (id)'
+    using baton._cron_job_ids(array['pg_baton prune']);
+  else
+    execute format('select cron.schedule(%L, %L, %L)', 'pg_baton prune', '* * * * *', v_prune) into v_job_id;
+    detail := detail || format('; job %s: prune every minute', v_job_id);
+  end if;
 end;
 $$;
 
 comment on function baton.schedule(interval) is
-'Let pg_cron call tick(): one job, changed in place where it is there already. The job runs as the owner of the package.
+'Let pg_cron call tick(), and every minute prune() where settings.retention is set: one job each, changed in place where it is there already. The jobs run as the owner of the package.
 Arguments: tick_every, 1 to 59 whole seconds, or one minute; by default 5 seconds.
 Outcomes: scheduled; unavailable, where pg_cron is not in this database or its schema can''t be used; with detail
 Raises: 22023
@@ -98,7 +109,7 @@ end;
 $$;
 
 comment on function baton.unschedule() is
-'Take the job of schedule() away, and what pg_cron''s history tells of it.
+'Take the jobs of schedule() away, and what pg_cron''s history tells of them.
 Outcomes: unscheduled, also where there was none; unavailable, where pg_cron is not in this database or its schema can''t be used; with detail
 Raises: none
 Locks: none of the package''s';

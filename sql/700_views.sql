@@ -135,7 +135,8 @@ select
   r.run_id, r.workflow_name, r.queue_name, r.status, r.last_seq,
   r.ended_at is null and (r.wake_seq > r.replayed_seq or r.wake_pending) as unread,
   r.failures, r.lapses, r.wake_at, r.created_at, r.ended_at
-from baton.runs as r;
+from baton.runs as r
+where r.pruned_at is null;
 
 comment on view baton.run_overview is 'The runs. Ask for a run_id, or for a status and a queue.';
 comment on column baton.run_overview.run_id is 'The run.';
@@ -239,7 +240,12 @@ select
       where e.run_id = s.run_id and e.type = 'task_completed' and e.payload ->> 'step_slug' = s.step_slug
     ) as o
   ) as outputs
-from baton.steps as s;
+from baton.steps as s
+where not exists (
+  select
+  from baton.runs as r
+  where r.run_id = s.run_id and r.pruned_at is not null
+);
 
 comment on view baton.step_outputs is 'The outputs of the steps, in the order of their tasks. Ask for a run_id.';
 comment on column baton.step_outputs.run_id is 'The run.';

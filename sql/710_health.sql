@@ -10,7 +10,7 @@ as $$
 declare
   v_now timestamptz := baton._now();
   v_state baton.state;
-  v_job_ids bigint[] := baton._cron_job_ids();
+  v_job_ids bigint[] := baton._cron_job_ids(array['pg_baton tick']);
   v_is_ticking boolean;
   v_run record;
 begin
@@ -380,6 +380,10 @@ begin
     select q.* from baton._health_queues() as q
     union all
     select v.* from baton._health_vacuum() as v
+    union all
+    select r.* from baton._health_retention() as r
+    union all
+    select s.* from baton._health_restore() as s
   ) as h
   order by array_position(array['critical', 'warning', 'ok'], h.severity), h.finding, h.subject;
 end;

@@ -49,7 +49,7 @@ begin atomic
       array[
         'register_worker_function', 'unregister_worker_function', 'enable_worker_function', 'disable_worker_function',
         'deprecate_workers', 'ensure_workers', 'redrive', 'remove_messages', 'tick', 'schedule', 'unschedule',
-        'release_replay', 'cancel_run', 'recover_runs', 'release_task', 'skip_step'
+        'release_replay', 'cancel_run', 'recover_runs', 'release_task', 'skip_step', 'prune', 'after_restore'
       ]
     )
   ) as g (kind, object_type, object_names)

@@ -45,6 +45,8 @@
 \ir 590_cron.sql
 \ir 600_tick.sql
 \ir 610_schedule.sql
+\ir 620_prune.sql
+\ir 630_restore.sql
 \ir 700_views.sql
 \ir 705_health_workers.sql
 \ir 710_health.sql

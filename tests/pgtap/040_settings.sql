@@ -1,15 +1,15 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(71);
+select plan(77);
 
 -- The defaults
 select results_eq(
   $$select s.transport, s.base_url, s.request_timeout, s.max_payload_bytes, s.visibility, s.backoff_base, s.backoff_max,
     s.max_failures, s.max_lapses, s.message_notify, s.control_notify, s.recovery, s.inline_ownership, s.inline_lease,
-    s.silent_worker_timeout
+    s.silent_worker_timeout, s.retention
     from baton.settings as s$$,
   $$values ('auto', null::text, interval '5 seconds', 1048576, interval '30 seconds', interval '1 second',
-    interval '15 minutes', 10, 20, false, true, true, true, interval '860 seconds', interval '1 hour')$$,
+    interval '15 minutes', 10, 20, false, true, true, true, interval '860 seconds', interval '1 hour', null::interval)$$,
   'settings: one row, with the defaults'
 );
 
@@ -42,12 +42,14 @@ from (
   ('inline_lease = ''11 years''', 'inline_lease'),
   ('silent_worker_timeout = ''1 second''', null), ('silent_worker_timeout = ''0''', 'silent_worker_timeout'),
   ('silent_worker_timeout = ''11 years''', 'silent_worker_timeout'),
+  ('retention = ''30 days''', null), ('retention = ''0''', null), ('retention = ''10 years''', null),
+  ('retention = ''-1 second''', 'retention'), ('retention = ''11 years''', 'retention'),
   ('singleton = false', 'singleton'), ('message_notify = true', null), ('control_notify = false', null), ('recovery = false', null)
 ) as c (change, constraint_name);
 select is(
   baton_test.raised(format('update baton.settings set %I = null', a.attname)),
-  case when a.attname = 'base_url' then 'nothing' else '23502' end,
-  'settings: ' || a.attname || case when a.attname = 'base_url' then ' may be null' else ' is never null' end
+  case when a.attname in ('base_url', 'retention') then 'nothing' else '23502' end,
+  'settings: ' || a.attname || case when a.attname in ('base_url', 'retention') then ' may be null' else ' is never null' end
 )
 from pg_attribute as a
 where a.attrelid = 'baton.settings'::regclass and a.attnum > 0 and not a.attisdropped

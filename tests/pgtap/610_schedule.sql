@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(44);
+select plan(50);
 
 create function baton_test.scheduled(tick_every interval default '5 seconds')
 returns text
@@ -72,14 +72,39 @@ select ok(
   (select j.active and j.jobid > 1 from cron.job as j), 'schedule: as a new job, since scheduling does not activate one'
 );
 
+-- prune
+update baton.settings set retention = '30 days';
+select matches(
+  (select s.detail from baton.schedule() as s),
+  '^pg_cron 1.6 job \d+: 5 seconds: select \* from baton.tick\(\); job \d+: prune every minute$',
+  'schedule: with a retention there is a second job'
+);
+select results_eq(
+  'select j.schedule, j.command from cron.job as j where j.jobname = ''pg_baton prune''',
+  $$values ('* * * * *', 'select p.* from baton.settings as s cross join lateral baton.prune(s.retention, 10000) as p where s.retention is not null')$$,
+  'schedule: which prunes by it, every minute'
+);
+select baton_test.scheduled() \g /dev/null
+select is((select count(*) from cron.job as j), 2::bigint, 'schedule: again it is the same one');
+select baton.start_run('w', '1', 'r'), baton.cancel_run('r', 'x'), baton_test.advance('30 days') \g /dev/null
+select j.command from cron.job as j where j.jobname = 'pg_baton prune' \gset
+:command \g /dev/null
+select is((select count(*) from baton.runs), 0::bigint, 'schedule: (its command removes a run of that age)');
+update baton.settings set retention = null;
+select is_empty(:'command', 'schedule: a retention of null stops it at once');
+select baton_test.scheduled() \g /dev/null
+select is(baton_test.job(), '5 seconds | select * from baton.tick()', 'schedule: and takes the job away at the next call');
+update baton.settings set retention = '30 days';
+select baton_test.scheduled() \g /dev/null
+
 -- unschedule
 select cron.schedule('somebody', '* * * * *', 'select 1') \g /dev/null
 insert into cron.job (schedule, command, jobname, username) values ('* * * * *', 'another''s', 'pg_baton tick', 'somebody');
 insert into cron.job (schedule, command, jobname, username, database)
 values ('* * * * *', 'elsewhere', 'pg_baton tick', current_user || '2', 'elsewhere');
 select results_eq(
-  'select u.outcome, u.detail from baton.unschedule() as u', $$values ('unscheduled', '1 jobs removed')$$,
-  'unschedule: takes the job away'
+  'select u.outcome, u.detail from baton.unschedule() as u', $$values ('unscheduled', '2 jobs removed')$$,
+  'unschedule: takes both jobs away'
 );
 select is(
   (select string_agg(j.command, ', ' order by j.jobid) from cron.job as j), 'select 1, another''s, elsewhere',
@@ -103,6 +128,8 @@ select tap.is(
   'schedule: and that is told'
 );
 reset role;
+
+update baton.settings set retention = null;
 
 -- pg_cron without seconds
 create or replace function baton._cron_version()

@@ -124,9 +124,9 @@ from (
   ('sender', 'ack claim_deliveries extend fail park version'),
   ('observer', 'health version'),
   (
-    'admin', 'cancel_run deprecate_workers disable_worker_function enable_worker_function ensure_workers health '
-    'recover_runs redrive register_worker_function release_replay release_task remove_messages schedule skip_step tick '
-    'unregister_worker_function unschedule version'
+    'admin', 'after_restore cancel_run deprecate_workers disable_worker_function enable_worker_function ensure_workers '
+    'health prune recover_runs redrive register_worker_function release_replay release_task remove_messages schedule '
+    'skip_step tick unregister_worker_function unschedule version'
   )
 ) as k (kind, verbs);
 select is(

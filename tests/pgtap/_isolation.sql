@@ -61,7 +61,8 @@ insert into refused (statement) values
 ),
 ('select baton.fail_task(''r'', ''s'', 0, 1, ''"x"'', m, d) from baton_test.held(''tasks'')'),
 ('select baton.skip_step(''r'', ''s'')'), ('select baton.skip_step(''r'', ''s'', 1)'),
-('select baton.release_task(''r'', ''s'', 0)'), ('select baton.release_task(''r'', ''s'', 0, ''fail'')');
+('select baton.release_task(''r'', ''s'', 0)'), ('select baton.release_task(''r'', ''s'', 0, ''fail'')'),
+('select baton.prune(''1 day'')'), ('select baton.after_restore()');
 
 create temporary table safe (statement text) on commit drop;
 insert into safe (statement) values
