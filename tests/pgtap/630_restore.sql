@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(50);
+select plan(51);
 
 create function baton_test.told()
 returns text
@@ -13,6 +13,10 @@ end;
 
 -- The restored database is played by this one, under another identity
 select is(baton_test.told(), null, 'health: where the package was installed nothing is to do');
+select is(
+  (select split_part(s.identity, '/', 1) from baton.state as s), (select c.system_identifier::text from pg_control_system() as c),
+  'health: (which tells clusters apart)'
+);
 update baton.state set identity = 'another';
 select is(baton_test.told(), 'warning', 'health: rows of another database are told');
 select baton.tick() \g /dev/null

@@ -12,6 +12,12 @@ from tasks import complete, create, inline, queued, replay, started, take_task
 
 
 @pytest.fixture
+def conn(db):
+    """It waits for no lock for long: prune waits for none."""
+    return db.connect(options="-c lock_timeout=2s -c statement_timeout=60s")
+
+
+@pytest.fixture
 def first(db):
     return db.session("first")
 
@@ -88,6 +94,20 @@ def test_two_prunes_share_the_work(conn, first, second):
     assert there(conn) == ["a"]
     first.run("commit")
     assert there(conn) == []
+
+
+def test_a_run_that_was_pruned_and_started_anew_meanwhile_is_left_alone(conn, first, second):
+    for run_id in ("a", "b"):
+        ended(conn, run_id)
+    first.run("begin")
+    first.run("lock table baton.events in share row exclusive mode")
+    send(second, "prune", older_than="0")
+    wait_blocked(conn, second, first)
+    assert prune(first) == (6, False), "the other one has a, and has looked at b already"
+    assert start(first, "b").outcome == "created"
+    first.run("commit")
+    assert second.result() == [(6, False)]
+    assert run(conn, "b").status == "pending" and there(conn) == ["b"]
 
 
 # Who comes meanwhile -----------------------------------------------------------------------------
