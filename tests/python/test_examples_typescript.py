@@ -7,6 +7,7 @@ import subprocess
 import urllib.error
 import urllib.request
 
+import psycopg
 import pytest
 from conftest import ROOT, wait_until
 from programs import SECRET, Program, free_port, role
@@ -90,7 +91,12 @@ class Shop:
         for name in ("default", "orders"):
             self.conn.execute("select baton.register_worker_function(%s, start_mode => 'process')", [name])
         user = role(self.conn, "worker")
-        self.url = f"postgresql:///{db.name}?host={db.cluster.host}&port={db.cluster.port}&user={user}"
+        self.url = self.url_of(db, user)
+
+    @staticmethod
+    def url_of(db, user):
+        info = psycopg.conninfo.conninfo_to_dict(db.cluster.dsn(db.name, user=user))
+        return f"postgresql:///{info['dbname']}?host={info['host']}&port={info['port']}&user={info['user']}"
 
     def program(self, *command, visibility=60, **env):
         program = Program(self.folder / f"worker-{len(self.workers) + 1}.log", command, {
@@ -312,6 +318,18 @@ def test_a_worker_comes_through_lost_connections(shop):
     shop.open_gate()
     shop.start("gate", "through")
     assert shop.wait("completed").output == "through"
+
+
+def test_behind_a_pooler_in_transaction_mode(shop, make_pooler, server_log):
+    shop.url = shop.url_of(make_pooler(shop.db, users=["baton_test_worker"]), "baton_test_worker")
+    workers = [shop.worker(), shop.worker()]
+    shop.open_gate()
+    for number in range(3):
+        shop.start("fan", [number, "x"], f"r{number}")
+    for number in range(3):
+        assert shop.wait("completed", f"r{number}").output == [number, "x"]
+    assert not any("database:" in worker.text() for worker in workers)
+    assert server_log.errors() == []
 
 
 def test_started_over_http(shop):

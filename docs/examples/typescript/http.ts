@@ -18,7 +18,7 @@ const FUNCTION = process.env.FUNCTION_NAME ?? "orders";
 const TOKEN = Buffer.from(`Bearer ${process.env.BATON_TOKEN}`);
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i;
 
-const pool = new pg.Pool({ ...DATABASE, max: 2, statement_timeout: 5000 });
+const pool = new pg.Pool({ ...DATABASE, max: 2, options: "-c statement_timeout=5s" });
 pool.on("error", () => {}); // an idle connection broke: the next call opens another
 
 const shutdown = new AbortController();

@@ -11,7 +11,11 @@ const BEAT_MS = Math.min(HEARTBEAT_MS, VISIBILITY_MS / 3);
 const VISIBILITY = `${VISIBILITY_MS} ms`;
 const UNKNOWN_DELAY = `${process.env.UNKNOWN_SECONDS ?? 60} s`;
 
-export const DATABASE = { connectionString: process.env.DATABASE_URL, connectionTimeoutMillis: 5000 };
+export const DATABASE = {
+  connectionString: process.env.DATABASE_URL,
+  connectionTimeoutMillis: 5000,
+  options: "-c idle_in_transaction_session_timeout=10s", // a process that hangs must not keep a row locked
+};
 export const log = (...words: unknown[]) => console.error(...words);
 
 export type Application = {
@@ -21,7 +25,7 @@ export type Application = {
 };
 
 async function connect(): Promise<pg.Client> {
-  const db = new pg.Client({ ...DATABASE, idle_in_transaction_session_timeout: 10_000 }); // should this process hang
+  const db = new pg.Client(DATABASE);
   db.on("error", () => {}); // the next query tells
   await db.connect();
   return db;
@@ -93,7 +97,7 @@ export class Worker {
         }
         await one(db, "stop_worker", { worker_id: this.id });
       } catch (error) { // what can't be said is found out by the time-outs
-        log("database:", error);
+        log("database:", String(error));
         await sleep(POLL_MS, undefined, { signal: done }).catch(() => {});
       } finally {
         await db?.end().catch(() => {});
@@ -155,7 +159,7 @@ class Lane {
         this.#db = await connect();
         while (!this.#worker.stopping) if (!(await this.#workOnce())) await this.#worker.pause();
       } catch (error) { // what was in hand is recovered, here or elsewhere
-        log("database:", error);
+        log("database:", String(error));
         await this.#worker.pause();
       } finally {
         await this.#db?.end().catch(() => {});
