@@ -6,8 +6,9 @@
  * form a circle.
  *
  * These verbs pin enable_seqscan = off: a plan that a session cached while the table was nearly empty would otherwise
- * read the whole table until the next analyze. They pin jit = off with it, or the price that a disabled plan seems to
- * have, where there is no index to use, would have it compiled at every call.
+ * read the whole table until the next analyze. With it they pin jit = off, or the price that a disabled plan seems to
+ * have, where there is no index to use, would have it compiled at every call; and a generic plan, or beside that price
+ * planning anew at every call looks cheap, which it is not.
  */
 comment on table baton.messages is
 'The live messages of all queues, a row each until they are acked or dead. A queue needs no creation.

@@ -8,6 +8,7 @@ stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := baton._now();

@@ -45,7 +45,10 @@ BREAKS = [
      "alter function baton._now() owner to catalog_somebody"),
     ("path: every plpgsql function pins pg_catalog, pg_temp", "alter function baton.tick() reset search_path"),
     ("path: every plpgsql function pins pg_catalog, pg_temp", "alter function baton.tick() set search_path = ''"),
-    ("plans: where sequential scans are disabled, jit is off", "alter function baton._move_marks(timestamptz) reset jit"),
+    ("plans: where sequential scans are disabled, nothing is compiled or planned anew",
+     "alter function baton._move_marks(timestamptz) reset jit"),
+    ("plans: where sequential scans are disabled, nothing is compiled or planned anew",
+     "alter function baton._move_marks(timestamptz) reset plan_cache_mode"),
     ("path: every plpgsql function pins pg_catalog, pg_temp",
      "alter function baton.tick() set search_path = baton, pg_catalog, pg_temp"),
     ("path: every sql function is begin atomic or pins pg_catalog, pg_temp",
@@ -169,7 +172,8 @@ def test_a_broken_rule_is_told(catalog, rule, change):
     TABLE + """alter table baton.extra add column function_name text,
         add constraint extra_function_fkey foreign key (function_name) references baton.worker_functions;
         create index extra_function_idx on baton.extra (function_name)""",
-    "alter function baton.tick() set enable_seqscan = off; alter function baton.tick() set jit = off",
+    """alter function baton.tick() set enable_seqscan = off; alter function baton.tick() set jit = off;
+        alter function baton.tick() set plan_cache_mode = force_generic_plan""",
 ], ids=["verb", "read", "argument", "table", "foreign key", "setting"])
 def test_what_is_right_passes(catalog, change):
     assert failing(catalog, change) == set()
