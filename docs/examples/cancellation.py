@@ -21,7 +21,7 @@ import time
 import psycopg
 from psycopg.types.json import Jsonb
 
-RETRY_SECONDS = 0.5
+RETRY_SECONDS = 1
 log = functools.partial(print, file=sys.stderr, flush=True)
 
 

@@ -14,6 +14,7 @@ from cluster import clean_environ
 from conftest import ROOT, wait_until
 
 SECRET = "s3cret-0f-the-te5ts"
+EXAMPLES = ROOT / os.environ.get("BATON_EXAMPLES", "docs/examples")  # tools/mutants sets it
 
 
 def free_port():

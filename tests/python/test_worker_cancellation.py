@@ -194,7 +194,7 @@ def test_the_sibling_of_a_task_that_exhausts_its_retries_is_stopped_and_the_queu
     assert stopped[:5] == ("step_skipped", "r", "waits", 1, 1)
     assert [mark[2:4] for mark in hall.marked("began")] == [("waits", 0), ("waits", 1), ("waits after", 0)]
     assert [mark[2:4] for mark in hall.marked("ended")] == [("waits after", 0)]
-    assert (hall.stopped(), hall.look(worker)[0]) == (1, 0)
+    assert (hall.stopped(), hall.look(worker)[0], hall.incidents("too_late")) == (1, 0, []), "who stops has not failed"
 
 
 def test_only_what_was_cancelled_is_stopped(hall):

@@ -8,7 +8,7 @@ import signal
 import psycopg
 import pytest
 from conftest import ROOT, wait_until
-from programs import Program, role
+from programs import EXAMPLES, Program, role
 from runs import granted, start
 from tasks import create, replay
 
@@ -126,7 +126,7 @@ class Shop:
         dsn = psycopg.conninfo.make_conninfo(self.db.cluster.dsn(self.db.name, user=self.user), application_name=name)
         program = Program(self.folder / f"{name}.log", ["-c", self.code], {
             "DATABASE_URL": dsn, "POLL_SECONDS": "0.05", "VISIBILITY_SECONDS": str(visibility), "UNKNOWN_SECONDS": "0.3",
-            "FOLDER": str(self.folder), "PYTHONPATH": str(ROOT / "docs/examples"), **env})
+            "FOLDER": str(self.folder), "PYTHONPATH": str(EXAMPLES), **env})
         self.workers.append(program)
         if wait:
             program.wait_for("ready")
@@ -467,7 +467,7 @@ def test_the_example_workflow(shop):
 
 
 def test_an_in_use_that_it_does_not_expect_is_raised(conn, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs/examples")
+    monkeypatch.syspath_prepend(EXAMPLES)
     import worker_durable
 
     start(conn)
