@@ -165,11 +165,11 @@ class Control:
             event = dict(json.loads(payload))
         except (ValueError, TypeError, RecursionError):  # anybody may send anything
             return
-        if event.get("event") != "probe":
+        if str(event.get("event")).startswith("cancel:"):
             with self.lock:
                 self._suspect(*(attempt for attempt in self.active if not attempt.cancelled.is_set() and all(
                     event.get(name) in (None, attempt.key[name]) for name in ("run_id", "step_slug", "task_index"))))
-        elif event.get("worker_id") == self.worker_id:
+        elif event.get("event") == "probe" and event.get("worker_id") == self.worker_id:
             self.probe_is_out = False
             self._set_hears(True)
 
