@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(51);
+select plan(52);
 
 create function baton_test.told()
 returns text
@@ -116,6 +116,9 @@ select is((select f.failed_starts from baton.worker_functions as f where f.funct
 
 -- Ids
 select cmp_ok((select s.message_id from baton.send('ids', '1') as s), '>', :last + 1000000::bigint, 'ids: a million further');
+select setval('baton.messages_message_id_seq', 80000000) \g /dev/null
+select baton.after_restore() \g /dev/null
+select is((select s.message_id from baton.send('ids', '1') as s), 81000001::bigint, 'ids: past those that were given out and are gone');
 update baton.tasks set owner_message_id = 90000000 where run_id = 't' and task_index = 1;
 select baton.after_restore() \g /dev/null
 select is((select s.message_id from baton.send('ids', '2') as s), 91000001::bigint, 'ids: past every one that is stored: an owner');

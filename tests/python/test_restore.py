@@ -3,9 +3,10 @@
 import psycopg
 import pytest
 from psycopg.rows import namedtuple_row
-from runs import append, begin, end, granted, messages, signal, start, superseded, take, wedged
+from psycopg.types.json import Jsonb
+from runs import append, begin, end, granted, start, superseded, wedged
 from starts import call, one, register, reserved
-from tasks import complete, create, extend, inline, look, queued, replay, start_task, started, take_task
+from tasks import complete, extend, inline, look, queued, start_task, started, take_task
 from test_install import house, make  # noqa: F401
 
 WORKER = "00000000-0000-0000-0000-000000000001"
@@ -128,18 +129,17 @@ def test_it_waits_for_what_is_open_and_who_comes_waits_for_it(house, make, conne
     source = make()
     assert house.install("checkout", source, "house_owner") is None
     conn, other = connect(source), connect(source)
-    one(conn, "send", queue_name="q", payload=None)
-    [message] = call(conn, "claim", queue_name="q")
     other.execute("set lock_timeout = '100ms'")
+    call(conn, "send_many", queue_name="q", messages=Jsonb([{}, {}]))
     conn.execute("begin")
-    assert extend(conn, message) == "extended"
+    [message] = call(conn, "claim", queue_name="q")
     with pytest.raises(psycopg.errors.LockNotAvailable):
         one(other, "after_restore")
     conn.execute("commit")
     conn.execute("begin")
     assert one(conn, "after_restore").outcome == "restored"
     with pytest.raises(psycopg.errors.LockNotAvailable):
-        extend(other, message)
+        call(other, "claim", queue_name="q")
     conn.execute("commit")
     assert extend(other, message) == "lost"
-    assert signal(other, "nobody") == "terminal" and take(other, "nobody") is None and messages(other, "nobody") == []
+    assert len(call(other, "claim", queue_name="q", max_messages=2)) == 2

@@ -5,7 +5,7 @@ import threading
 import pytest
 from conftest import wait_blocked
 from psycopg.types.json import Jsonb
-from runs import begin, cancel, end, granted, last_seq, messages, run, signal, start, take
+from runs import begin, cancel, granted, last_seq, messages, run, signal, start
 from starts import begin as send
 from starts import call, one
 from tasks import complete, create, inline, queued, replay, started, take_task
@@ -57,7 +57,7 @@ def test_a_run_that_somebody_has_locked_is_skipped(conn, first):
 
 def test_a_run_is_skipped_whose_message_somebody_has_locked(conn, first):
     for run_id in ("a", "b"):
-        [task] = inline(conn, run_id)
+        inline(conn, run_id)
         cancel(conn, run_id)
     conn.execute("update baton.messages set visible_at = baton._now()")
     first.run("begin")
@@ -274,7 +274,7 @@ def test_a_run_of_200_000_events_goes_in_calls_of_which_none_costs_more_than_it_
     while run(conn, "large"):
         costs.append(buffers(conn, "select * from baton.prune('0', 10000)"))
     assert len(costs) == -(-rows // 10_000), costs
-    assert max(costs) < 12 * 10_000, costs
+    assert max(costs) < 1.1 * costs[0] < 20_000, costs
     for table in ("events", "steps", "tasks"):
         assert conn.execute(f"select * from baton.{table}").fetchall() == [], table
 
