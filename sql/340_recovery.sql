@@ -12,7 +12,7 @@ cross join lateral (
   union all
   select s.*
   from baton.runs as s
-  where s.wake_at <= c.at and s.ended_at is null and not s.needs_driver
+  where s.wake_at <= baton._statement_time() and s.ended_at is null and not s.needs_driver
 ) as r
 cross join lateral (
   select

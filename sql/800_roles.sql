@@ -32,9 +32,9 @@ begin atomic
     (
       'observer', 'function',
       array[
-        'version', 'health', '_now', '_is_pending', '_is_overdue', '_next_attempt_at', '_startup_state', '_goes_on',
-        '_is_healthy', '_connection_lives', '_session_lock_class', '_lease_remaining', '_dispatch_decision',
-        '_task_key'
+        'version', 'health', '_now', '_statement_time', '_is_pending', '_is_overdue', '_next_attempt_at',
+        '_startup_state', '_goes_on', '_is_healthy', '_connection_lives', '_session_lock_class', '_lease_remaining',
+        '_dispatch_decision', '_task_key'
       ]
     ),
     (

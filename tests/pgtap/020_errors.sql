@@ -102,7 +102,7 @@ from cases as c
 inner join baton._errors() as e on e.condition = c.condition
 where c.statement is not null;
 select is(
-  baton_test.said(c.statement), c.message || ' | ' || coalesce(e.hint, ''), 'errors: ' || c.condition || ' says what happened, and what to do'
+  baton_test.said(c.statement), c.message || ' | ' || nullif(e.hint, ''), 'errors: ' || c.condition || ' says what happened, and what to do'
 )
 from cases as c
 inner join baton._errors() as e on e.condition = c.condition

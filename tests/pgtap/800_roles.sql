@@ -146,7 +146,7 @@ select is(
     when k.kind in ('observer', 'admin')
       then
         '_connection_lives _dispatch_decision _goes_on _is_healthy _is_overdue _is_pending _lease_remaining _next_attempt_at '
-        '_now _session_lock_class _startup_state _task_key'
+        '_now _session_lock_class _startup_state _statement_time _task_key'
   end,
   'roles: of the internal functions only those that views ask, none of which writes, for a ' || k.kind
 )

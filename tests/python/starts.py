@@ -3,17 +3,18 @@
 import uuid
 
 
-def call(conn, verb, **arguments):
+def call(conn, verb, may_be_in_use=False, **arguments):
     """The rows of select * from baton.VERB(name => value, ...); conn is a connection or a Session."""
     named = ", ".join(f"{name} => %({name})s" for name in arguments)
     sql = f"select * from baton.{verb}({named})"
-    if hasattr(conn, "run"):
-        return conn.run(sql, arguments)
-    return conn.execute(sql, arguments).fetchall()
+    rows = conn.run(sql, arguments) if hasattr(conn, "run") else conn.execute(sql, arguments).fetchall()
+    if not may_be_in_use and any(getattr(row, "outcome", None) == "in_use" for row in rows):
+        raise AssertionError(f"{verb} of {arguments}: bodies run under it, or it is the run's, and nobody expected that")
+    return rows
 
 
-def one(conn, verb, **arguments):
-    [row] = call(conn, verb, **arguments)
+def one(conn, verb, may_be_in_use=False, **arguments):
+    [row] = call(conn, verb, may_be_in_use, **arguments)
     return row
 
 
