@@ -51,6 +51,12 @@ def test_one_job_changed_in_place_and_taken_away(cron):
     assert one(cron, "schedule").outcome == "scheduled"
     assert [j.active for j in jobs(cron)] == [True]
 
+    cron.execute("update baton.settings set retention = '30 days'")
+    assert one(cron, "schedule").outcome == "scheduled"
+    assert sorted(j.jobname for j in jobs(cron)) == ["pg_baton prune", "pg_baton tick"]
+    command = cron.execute("select command from cron.job where jobname = 'pg_baton prune'").fetchone().command
+    assert cron.execute(command).fetchall() == [(0, False)]
+
     cron.execute("select cron.schedule('of somebody else', '0 0 1 1 *', 'select 1')")
     assert one(cron, "unschedule").outcome == "unscheduled"
     assert [j.jobname for j in jobs(cron)] == ["of somebody else"]
