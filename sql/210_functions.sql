@@ -84,7 +84,8 @@ begin atomic
     end;
 end;
 
-create or replace function baton._lock_function(function_name text)
+-- Null where there is none.
+create or replace function baton._lock_if_known(function_name text)
 returns baton.worker_functions
 language plpgsql
 volatile
@@ -98,13 +99,26 @@ begin
     select f.*
     into v_function
     from baton.worker_functions as f
-    where f.function_name = _lock_function.function_name
+    where f.function_name = _lock_if_known.function_name
     for no key update of f;
     -- One that is gone may have been registered anew by the transaction that was waited for.
     exit when found or not exists (
-      select from baton.worker_functions as f where f.function_name = _lock_function.function_name
+      select from baton.worker_functions as f where f.function_name = _lock_if_known.function_name
     );
   end loop;
+  return v_function;
+end;
+$$;
+
+create or replace function baton._lock_function(function_name text)
+returns baton.worker_functions
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_function baton.worker_functions := baton._lock_if_known(_lock_function.function_name);
+begin
   if v_function.function_name is null then
     perform baton._raise('unknown_function', quote_nullable(left(_lock_function.function_name, 60)));
   end if;
@@ -290,13 +304,8 @@ declare
   v_function baton.worker_functions;
   v_now timestamptz;
 begin
-  perform baton._require_read_committed();
-  select f.*
-  into v_function
-  from baton.worker_functions as f
-  where f.function_name = unregister_worker_function.function_name
-  for update of f;
-  if not found then
+  v_function := baton._lock_if_known(unregister_worker_function.function_name);
+  if v_function.function_name is null then
     outcome := 'unknown';
     return;
   end if;

@@ -64,7 +64,7 @@ $$;
 
 comment on function baton.release_task(text, text, integer, text) is
 'For operators, against a body that hangs while its handler extends: attempts up to now are refused from now on.
-Arguments: action, requeue: the task is started anew by whoever claims its message; fail: it has failed for good.
+Arguments: action, requeue: the task is due at once, also where it waits for a retry, and is started anew by whoever claims its message; fail: it has failed for good.
 Outcomes: released; terminal: it has ended; unknown; with the task''s status
 Raises: 22023, 25001
 Locks: the run, then the task''s message, waiting for it';

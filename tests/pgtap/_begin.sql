@@ -1,4 +1,4 @@
--- Starts a pgTAP file: a transaction that the file rolls back, a clock at 2026-01-01 00:00:00+00, and the builders.
+-- Starts a pgTAP file: a transaction that the file rolls back, a clock at 2026-01-01 00:00:00+00.
 \set QUIET on
 \set ON_ERROR_ROLLBACK off
 \set ON_ERROR_STOP on
@@ -9,4 +9,3 @@ begin;
 set local client_min_messages = warning;
 set local search_path = tap, public;
 \ir ../sql/test_clock.sql
-\ir _builders.sql

@@ -1,4 +1,4 @@
--- What the files about messages share.
+-- What the files about messages share, those of runs and tasks too.
 
 -- The receipts of an array: id, delivery, id, delivery, …
 create function baton_test.receipts(variadic numbers bigint[])
@@ -105,3 +105,28 @@ begin
   select c.message_id, c.delivery into strict hold.m, hold.d from baton.claim(hold.queue_name) as c;
 end;
 $$;
+
+-- The messages of a run, the oldest first: key, time until it is due or runs out, whether it is claimed.
+create function baton_test.messages(run_id text)
+returns text
+language sql
+stable
+begin atomic
+  select string_agg(
+    concat_ws(
+      ' ', coalesce(replace(right(m.dedupe_key, -length(m.run_id) - 1), e'\x1f', '/'), 'keyless'),
+      m.visible_at - baton._now(), case when m.claimed_at is not null then 'claimed' end
+    ),
+    ', ' order by m.message_id
+  )
+  from baton.messages as m
+  where m.run_id = messages.run_id;
+end;
+
+create function baton_test.wedged()
+returns text
+language sql
+volatile
+begin atomic
+  select string_agg(concat_ws(' ', w.run_id, w.reason), ', ' order by w.run_id) from baton.wedged_runs as w;
+end;

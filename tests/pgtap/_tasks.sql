@@ -279,23 +279,6 @@ begin atomic
   where r.run_id = run.run_id;
 end;
 
--- Its messages, the oldest first: key, time until it is due or runs out, whether it is claimed.
-create function baton_test.messages(run_id text)
-returns text
-language sql
-stable
-begin atomic
-  select string_agg(
-    concat_ws(
-      ' ', coalesce(replace(right(m.dedupe_key, -length(m.run_id) - 1), e'\x1f', '/'), 'keyless'),
-      m.visible_at - baton._now(), case when m.claimed_at is not null then 'claimed' end
-    ),
-    ', ' order by m.message_id
-  )
-  from baton.messages as m
-  where m.run_id = messages.run_id;
-end;
-
 -- Its log after its first two events (run_created, step_created), as words.
 create function baton_test.log(run_id text)
 returns text
@@ -317,12 +300,4 @@ language sql
 stable
 begin atomic
   select string_agg(i.kind, ' ' order by i.incident_id) from baton.incidents as i where i.run_id = incidents_of.run_id;
-end;
-
-create function baton_test.wedged()
-returns text
-language sql
-volatile
-begin atomic
-  select string_agg(concat_ws(' ', w.run_id, w.reason), ', ' order by w.run_id) from baton.wedged_runs as w;
 end;

@@ -698,6 +698,17 @@ def test_who_waited_until_a_function_was_forgotten_and_registered_anew_asks_abou
     assert (answer.outcome, answer.reason) == ("rejected", "superseded")
 
 
+def test_who_waited_to_forget_a_function_that_was_registered_anew_forgets_the_new_one(conn, first, second):
+    register(conn)
+    first.run("begin")
+    assert one(first, "unregister_worker_function", function_name="orders").outcome == "removed"
+    assert one(first, "register_worker_function", function_name="orders").outcome == "registered"
+    begin(second, "unregister_worker_function", function_name="orders")
+    wait_blocked(conn, second, by=first)
+    first.run("commit")
+    assert second.result()[0].outcome == "removed" and function(conn) is None
+
+
 def test_registering_a_function_that_is_being_forgotten_is_no_error(conn, clock_db, first, second):
     register(conn)
     blocker = clock_db.session("blocker")
