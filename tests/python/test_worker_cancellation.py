@@ -131,7 +131,8 @@ class Hall(Shop):
         return sum(worker.text().count("stopping a body") for worker in self.workers)
 
     def state(self):
-        return self.conn.execute("select control from baton.workers where stopped_at is null").fetchone().control
+        rows = self.conn.execute("select control from baton.workers where stopped_at is null").fetchall()
+        return rows[0].control if rows else None
 
     def wait_state(self, state):
         wait_until(lambda: self.state() == state, f"the worker says that it is {state}", every=0.02)
