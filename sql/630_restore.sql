@@ -118,6 +118,8 @@ declare
   v_now timestamptz;
 begin
   perform baton._require_read_committed();
+  -- As a tick does, which holds it while it locks rows of the others.
+  perform s.singleton from baton.state as s for no key update of s;
   lock table baton.worker_functions, baton.workers, baton.runs, baton.messages in exclusive mode;
   v_now := baton._now();
 
@@ -157,4 +159,4 @@ comment on function baton.after_restore() is
 'For a restored dump or a clone, once, before workers start: what was in flight in the other database is given out anew here, and nothing that its workers hold is current any more. Message ids go on a million past every one that is stored, all claims and replays end (their work is due at once; nothing is counted), bodies that ran are released, pending invocations fail as expired, and all workers are stopped.
 Outcomes: restored
 Raises: 25001
-Locks: all functions, workers, runs and messages, against everything but reading';
+Locks: all functions, workers, runs and messages, against everything but reading, after a tick that is at work';

@@ -11,7 +11,7 @@ import time
 import psycopg
 import psycopg.types.json
 import pytest
-from conftest import RANDOM_SECONDS, wait_until
+from conftest import RANDOM_SECONDS, wait_blocked, wait_until
 
 BUILD = """
 create function baton_test.build(
@@ -199,3 +199,14 @@ def test_random_verbs_of_many_sessions_never_deadlock(db, server_log):
     assert wrong == []
     assert len(done) == 4 and sum(done) > 25 * RANDOM_SECONDS
     assert server_log.errors(ignore="was superseded|transaction is aborted") == []
+
+
+def test_after_restore_waits_for_a_tick_that_is_at_work_before_it_locks_anything_else(db):
+    conn, first, second = db.connect(), db.session("first"), db.session("second")
+    first.run("begin")
+    first.run("select from baton.state for no key update")  # what a tick locks first
+    second.start("select * from baton.after_restore()")
+    wait_blocked(conn, second, by=first)
+    first.run("select * from baton.tick()")
+    first.run("commit")
+    assert second.result() == [("restored",)]

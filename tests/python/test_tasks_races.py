@@ -724,6 +724,9 @@ class Board:
             "wake_run": r,
             "release_replay": r,
             "recover_runs": {"queue_name": "q"},
+            "terminal_tasks": {"keys": Jsonb([{**r, "step_slug": t.step_slug, "task_index": t.task_index,
+                                               "attempt": t.attempt} for t in both])},
+            "prune": {"older_than": "0"},
             "tick": {},
         }
 
