@@ -18,17 +18,15 @@ claim() {
     queue="$QUEUE_NAME" visibility="$VISIBILITY_SECONDS s"
 }
 # The message in hand; each answers with an outcome.
-ack() { sql "select outcome from baton.ack(message_id => $message_id, delivery => $delivery)"; }
-fail() {
-  sql "select outcome from baton.fail(message_id => $message_id, delivery => $delivery, error => :'error')" error="$1"
-}
+ack() { sql "select outcome from baton.ack($message_id, $delivery)"; }
+fail() { sql "select outcome from baton.fail($message_id, $delivery, error => :'error')" error="$1"; }
 extend() {
-  sql "select outcome from baton.extend(message_id => $message_id, delivery => $delivery, visibility => :'visibility')" \
+  sql "select outcome from baton.extend($message_id, $delivery, visibility => :'visibility')" \
     visibility="$VISIBILITY_SECONDS s"
 }
 keep() { # in the background, as long as this process lives: the claim lasts while its message is handled
   while sleep "$((VISIBILITY_SECONDS * 1000 / 3))e-3" && kill -0 $$ 2>/dev/null; do
-    extend >/dev/null
+    extend
   done
 }
 
@@ -44,7 +42,7 @@ until [ "$stopping" ]; do
     sleep "$POLL_SECONDS"
     continue
   fi
-  keep &
+  keep >/dev/null &
   "$@" <<<"$payload" 2>"$errors"
   status=$?
   kill $!

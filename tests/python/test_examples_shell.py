@@ -1,4 +1,4 @@
-"""docs/examples/worker.sh as processes on one queue, which are killed and stopped."""
+"""docs/examples/worker.sh and workflow.sh as processes on one queue, which are killed and stopped."""
 
 import json
 import os
@@ -20,17 +20,37 @@ class Shop:
         self.user = role(self.conn, "worker")
 
     def worker(self, script, visibility=60):
-        program = Program(self.folder / f"worker-{len(self.workers) + 1}.log",
-                          [ROOT / "docs/examples/worker.sh", "sh", "-c", script], {
-                              "DATABASE_URL": self.db.cluster.dsn(self.db.name, user=self.user), "QUEUE_NAME": "q",
-                              "PATH": f"{self.db.cluster.bindir}:{os.environ['PATH']}", "POLL_SECONDS": "0.05",
-                              "VISIBILITY_SECONDS": str(visibility), "FOLDER": str(self.folder)}, interpreter="/bin/bash")
+        return self.program(ROOT / "docs/examples/worker.sh", "sh", "-c", script, visibility=visibility)
+
+    def workflow(self, bodies="", visibility=60):
+        """workflow.sh, its bodies followed by others of the test."""
+        text = (ROOT / "docs/examples/workflow.sh").read_text()
+        file = self.folder / "workflow.sh"
+        file.write_text(text.replace("\n# The workflow:", f"\n{bodies}\n# The workflow:", 1))
+        return self.program(file, visibility=visibility)
+
+    def program(self, *command, visibility):
+        program = Program(self.folder / f"worker-{len(self.workers) + 1}.log", command, {
+            "DATABASE_URL": self.db.cluster.dsn(self.db.name, user=self.user), "QUEUE_NAME": "q",
+            "PATH": f"{self.db.cluster.bindir}:{os.environ['PATH']}", "POLL_SECONDS": "0.05",
+            "VISIBILITY_SECONDS": str(visibility), "FOLDER": str(self.folder)}, interpreter="/bin/bash")
         self.workers.append(program)
         program.wait_for("ready")
         return program
 
     def send(self, payload):
         return self.conn.execute("select * from baton.send('q', %s::jsonb)", [json.dumps(payload)]).fetchone().message_id
+
+    def start(self, run_id):
+        self.conn.execute("select baton.start_run('order', '{\"amount\": 7}', %s, 'q')", [run_id])
+
+    def wait(self, status, run_id="r"):
+        def run():
+            return self.conn.execute("select * from baton.get_run(%s)", [run_id]).fetchone()
+
+        wait_until(lambda: run().ended_at, f"{run_id} has ended", timeout=20, every=0.02)
+        assert run().status == status, run()
+        return run()
 
     def lines(self, name="marks"):
         file = self.folder / name
@@ -109,3 +129,40 @@ def test_an_orderly_stop_finishes_what_is_in_hand(shop):
     assert worker.wait() == 0
     assert len(shop.lines()) == 1 and len(shop.messages()) == 1
     assert "acked" in worker.text() and worker.text().endswith("stopped\n")
+
+
+ORDERED = {"shipped": {"order": {"amount": 7}, "payment": "r/charge/0"}}
+
+
+def test_the_workflow_runs_to_its_end(shop, server_log):
+    workers = [shop.workflow(), shop.workflow()]
+    shop.start("r")
+    shop.start("r2")
+    assert shop.wait("completed").output == ORDERED
+    assert shop.wait("completed", "r2").output["shipped"]["payment"] == "r2/charge/0"
+    shop.wait_empty()
+    for worker in workers:
+        worker.signal()
+        assert worker.wait() == 0
+    assert server_log.errors() == []
+
+
+def test_killed_in_a_body_the_workflow_goes_on_elsewhere(shop):
+    gated = 'ship() { echo "$1 $$" >>"$FOLDER/marks"; until [ -e "$FOLDER/gate" ]; do sleep 0.02; done; echo "{\\"shipped\\": $(cat)}"; }'
+    first = shop.workflow(gated, visibility=1)
+    shop.start("r")
+    shop.wait_lines(1)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = shop.workflow(gated, visibility=1)
+    shop.wait_lines(2)
+    (shop.folder / "gate").touch()
+    assert shop.wait("completed").output == ORDERED
+    assert shop.lines() == [f"r/ship/0 {worker.process.pid}" for worker in (first, second)]
+
+
+def test_a_body_that_fails_for_good_fails_the_run(shop):
+    shop.workflow('ship() { echo x >>"$FOLDER/marks"; return 3; }')
+    shop.start("r")
+    assert shop.wait("failed").error["step_slug"] == "ship"
+    assert len(shop.lines()) == 3

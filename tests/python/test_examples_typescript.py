@@ -21,6 +21,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import pg from "pg";
 import { one } from "./dist/baton.js";
 import { DATABASE, Worker } from "./dist/worker.js";
+import { Failed } from "./dist/workflow.js";
 
 const { FOLDER, FORGET = "" } = process.env;
 const mark = ({ step_slug, task_index, attempt }) =>
@@ -37,6 +38,7 @@ function flaky(input, task) {
   if (task.attempt <= input) throw new Error(`attempt ${task.attempt}`);
   return task.attempt;
 }
+async function broken(input, task) { await gated(input, task); throw new Failed("broken"); }
 function large(input, task) { mark(task); return "x".repeat(input); }
 
 const workflows = {
@@ -55,7 +57,8 @@ const workflows = {
   },
   impure: (run) => run.step(quick, null, { key: String(process.hrtime.bigint()) }),
 };
-const bodies = { gated, quick, flaky, large };
+workflows.halves = (run) => Promise.all([run.step(broken, null), workflows.steps(run)]);
+const bodies = { gated, quick, flaky, large, broken };
 for (const name of FORGET.split(" ")) { delete workflows[name]; delete bodies[name]; }
 
 const worker = new Worker(randomUUID(), { queue: "default", workflows, bodies }, Number(process.env.LANES ?? 2));
@@ -239,7 +242,7 @@ def test_an_orderly_stop_gives_the_body_out_anew(shop):
 @pytest.mark.parametrize("notify", [True, False], ids=["heard", "asked"])
 def test_a_body_of_a_cancelled_run_is_aborted_and_no_other(shop, notify):
     shop.conn.execute("update baton.settings set control_notify = %s", [notify])
-    worker = shop.worker(**({"HEARTBEAT_SECONDS": "100"} if notify else {}))
+    worker = shop.worker(**({"HEARTBEAT_SECONDS": "100", "visibility": 600} if notify else {}))
     shop.start("gate", "other", "other")
     shop.wait_marks(1)
     shop.start("gate", "through")
@@ -272,6 +275,15 @@ def test_branches_wait_side_by_side(shop):
     a, b, dice = shop.wait("completed").output
     assert (a, b) == (["a", 1], ["b", 2]) and 0 <= dice < 1
     assert len(shop.marks()) == 3
+
+
+def test_a_branch_that_fails_ends_the_run_whatever_the_other_has_in_the_log(shop):
+    shop.conn.execute("update baton.settings set max_failures = 1")
+    shop.worker()
+    shop.start("halves", 8)
+    wait_until(lambda: shop.types().count("step_completed") == 8, "the other is through", timeout=20, every=0.02)
+    shop.open_gate()
+    assert shop.wait("failed").error["step"] == "broken"
 
 
 def test_a_body_that_fails_is_retried_until_its_limit(shop):
