@@ -30,6 +30,7 @@ begin
   end if;
 
   perform pg_advisory_xact_lock(hashtextextended('pg_baton install', 0));
+  perform set_config('baton.installs', 'yes', true);  -- 900_privileges asks
   v_schema := to_regnamespace('baton');
   if v_schema is null then
     create schema baton;

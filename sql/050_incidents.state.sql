@@ -18,3 +18,16 @@ create index incidents_at_idx on baton.incidents (at);
 create index incidents_function_idx on baton.incidents (function_name, kind, at) where function_name is not null;
 create index incidents_run_idx on baton.incidents (run_id) where run_id is not null;
 create index incidents_message_idx on baton.incidents (message_id) where message_id is not null;
+
+create table baton.tallies (
+  tally_id bigint generated always as identity,
+  kind text not null,
+  times bigint not null,
+  constraint tallies_pkey primary key (tally_id)
+) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+
+create table baton.totals (
+  kind text not null,
+  total bigint not null,
+  constraint totals_pkey primary key (kind)
+) with (fillfactor = 50);

@@ -1,5 +1,9 @@
 /*
  * Every repair, limit reached and lost receipt leaves one row. Writing it waits for nobody: no two rows are the same.
+ *
+ * What metrics() counts is added up apart, so that pruning incidents takes nothing away from a counter: whatever
+ * happens adds a tally, a row of its own, and tick folds the tallies into totals. A counter is its total and its
+ * tallies.
  */
 comment on table baton.incidents is
 'What was repaired, given up, refused or done by an operator, a row each.
@@ -16,6 +20,60 @@ comment on column baton.incidents.run_id is 'The run concerned, if one is.';
 comment on column baton.incidents.step_slug is 'The step concerned, if one is.';
 comment on column baton.incidents.task_index is 'The task concerned, if one is.';
 comment on column baton.incidents.detail is 'What else is known, as an object; never a secret.';
+
+comment on table baton.tallies is
+'What happened since the last tick, for the counters of metrics(), a row each.
+Written by: _fold_tallies, _tally';
+comment on column baton.tallies.kind is 'A kind of incident, or await, or backstop.';
+comment on column baton.tallies.times is 'How often it happened.';
+
+comment on table baton.totals is
+'How often it happened before that, a row a kind. Nothing takes away from it.
+Written by: _fold_tallies';
+
+create or replace function baton._tally(kind text)
+returns void
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  insert into baton.tallies (kind, times) values (_tally.kind, 1);
+end;
+$$;
+
+-- For tick, which is the only one that writes totals.
+create or replace function baton._fold_tallies()
+returns integer
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+  v_folded integer;
+begin
+  with next as (
+    select t.tally_id from baton.tallies as t order by t.tally_id limit 10000 for update of t skip locked
+  ),
+  folded as (
+    delete from baton.tallies as t
+    using next as n
+    where t.tally_id = n.tally_id
+    returning t.kind, t.times
+  ),
+  added as (
+    insert into baton.totals as o (kind, total)
+    select f.kind, sum(f.times)
+    from folded as f
+    group by f.kind
+    on conflict (kind) do update set total = o.total + excluded.total
+  )
+  select count(*)::integer into v_folded from folded;
+  return v_folded;
+end;
+$$;
 
 create or replace function baton._incident(
   at timestamptz,
@@ -44,5 +102,6 @@ begin
     _incident.queue_name, _incident.message_id, _incident.run_id, _incident.step_slug, _incident.task_index,
     _incident.detail
   );
+  perform baton._tally(_incident.kind);
 end;
 $$;

@@ -117,6 +117,7 @@ begin
     select from baton.messages as m where m.dedupe_key = v_key
   ) then
     perform baton._send_run_message(_arm_backstop.run, v_key, _arm_backstop.at + _arm_backstop.delay, _arm_backstop.at);
+    perform baton._tally('backstop');
   end if;
 end;
 $$;

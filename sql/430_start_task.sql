@@ -106,6 +106,7 @@ begin
       return;
     when 'await' then
       outcome := 'await';
+      perform baton._tally('await');
       if v_task.status = 'created' then
         retry_after := v_task.retry_at - v_now;
       else

@@ -29,6 +29,8 @@ begin
       v_changed := baton._stop_silent_workers(_tick_part.at);
     when 'queue_marks' then
       v_changed := baton._move_marks(_tick_part.at);
+    when 'totals' then
+      v_changed := baton._fold_tallies();
     when 'ensure_workers' then
       select count(*)::integer into v_changed from baton.ensure_workers();
   end case;
@@ -54,7 +56,7 @@ begin
   end if;
 
   foreach part in array array[
-    'dead_letters', 'recovery', 'responses', 'pg_net_queue', 'cron_runs', 'silent_workers', 'queue_marks',
+    'dead_letters', 'recovery', 'responses', 'pg_net_queue', 'cron_runs', 'silent_workers', 'queue_marks', 'totals',
     'ensure_workers'
   ] loop
     begin
@@ -77,7 +79,7 @@ end;
 $$;
 
 comment on function baton.tick() is
-'Everything periodic: dead letters, recovery of runs, answers to start requests, the package''s own rows in pg_cron''s history, silent workers, queue marks, then ensure_workers. Call it every few seconds, by schedule() or by anything else. One at a time: a second caller returns at once.
+'Everything periodic: dead letters, recovery of runs, answers to start requests, the package''s own rows in pg_cron''s history, silent workers, queue marks, the counters of metrics(), then ensure_workers. Call it every few seconds, by schedule() or by anything else. One at a time: a second caller returns at once.
 Returns: a row a part that changed something or failed: part, changed (rows), error
 Raises: 25001
 Locks: everything never waiting';

@@ -119,7 +119,7 @@ comment on view baton.incident_log is 'What was repaired, given up, refused or d
 comment on column baton.incident_log.incident_id is 'Ascending: order by it.';
 comment on column baton.incident_log.at is 'When it happened.';
 comment on column baton.incident_log.kind is
-'invocation_expired, invocation_dismissed, invocation_error: a start failed; start_crashed: a worker was accepted and never heard again; function_locked: somebody holds a function''s row; worker_silent; request_ids_forgotten: pg_net began anew; lost: a receipt came too late; limit_reached: a message died, or a run or a task failed; replay_lost: a replay never ended; run_recovered: a run that nobody drove was woken; owned_recovery: a start was lost, and the message that owned it started the task anew; takeover: the task''s own message did; too_late: a result came after the end; operator: a verb of an operator.';
+'invocation_expired, invocation_dismissed, invocation_error: a start failed; start_crashed: a worker was accepted and never heard again; function_locked: somebody holds a function''s row; worker_silent: tick gave a worker up; request_ids_forgotten: pg_net began anew; lost: a receipt came too late; limit_reached: a message died, or a run or a task failed; replay_lost: a replay never ended; run_recovered: a run that nobody drove was woken; owned_recovery: a start was lost, and the message that owned it started the task anew; takeover: the task''s own message did; too_late: a result came after the end; operator: a verb of an operator.';
 comment on column baton.incident_log.function_name is 'The function concerned, if one is.';
 comment on column baton.incident_log.worker_id is 'The worker concerned, if one is.';
 comment on column baton.incident_log.invocation_id is 'The invocation concerned, if one is.';
@@ -206,7 +206,12 @@ select
   ) as decision
 from baton.tasks as t
 cross join (select baton._now() as at) as c
-cross join baton.settings as s
+cross join (
+  select o.inline_lease, o.inline_ownership
+  from baton.settings as o
+  order by o.singleton
+  limit 1
+) as s
 left join baton.messages as m
   on m.message_id = t.owner_message_id and m.delivery = t.owner_delivery and m.claimed_at is not null
 where t.status = 'started';

@@ -316,45 +316,14 @@ begin
     advice := 'the next tick wakes them; with settings.recovery off: select * from baton.recover_runs()';
     return next;
   end if;
-end;
-$$;
-
-create or replace function baton._health_vacuum()
-returns table (severity text, finding text, subject text, detail text, advice text)
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  v_oldest record;
-begin
-  select a.pid, clock.at - a.xact_start as age
-  into v_oldest
-  from pg_stat_activity as a
-  cross join (select baton._now() as at) as clock
-  where a.backend_xmin is not null and a.datname = current_database() and a.xact_start is not null
-  order by a.xact_start
-  limit 1;
-  finding := 'oldest snapshot';
-  severity := case when v_oldest.age > interval '10 minutes' then 'warning' else 'ok' end;
-  detail := 'the oldest transaction is ' || coalesce(date_trunc('second', v_oldest.age)::text, '00:00:00') || ' old';
-  if severity = 'warning' then
-    subject := 'pid ' || v_oldest.pid;
-    advice := 'it keeps vacuum from removing finished rows: end it';
-  end if;
-  return next;
-
-  finding := 'dead rows';
-  for subject, detail in
-    select s.relname::text, format('about %s dead rows beside %s live ones (estimates)', s.n_dead_tup, s.n_live_tup)
-    from pg_stat_user_tables as s
-    where s.schemaname = 'baton' and s.n_dead_tup > 10000 and s.n_dead_tup > 5 * s.n_live_tup
-    order by s.relname
-  loop
+  if not (select s.recovery from baton.settings as s where s.singleton) then
     severity := 'warning';
-    advice := 'is autovacuum on, and no old snapshot held?';
+    finding := 'recovery';
+    subject := null;
+    detail := 'settings.recovery is off: a run whose driver is lost stays where it is';
+    advice := 'set it to true again, or let something else call baton.recover_runs()';
     return next;
-  end loop;
+  end if;
 end;
 $$;
 
@@ -364,11 +333,15 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 begin
   return query
   select h.severity, h.finding, h.subject, h.detail, h.advice
   from (
+    select s.* from baton._health_server() as s
+    union all
     select c.* from baton._health_clock() as c
     union all
     select t.* from baton._health_transport() as t
@@ -390,7 +363,7 @@ end;
 $$;
 
 comment on function baton.health() is
-'What works, what does not, and what to do: the clock, the transport, the snapshots that hold back vacuum, and the functions, workers, queues and runs that are not as they should be. No secret is in it.
+'What works, what does not, and what to do: whether the database can be written, the clock, the transport, the snapshots that hold back vacuum, and the functions, workers, queues and runs that are not as they should be. No secret is in it.
 Returns: a row a finding, the worst first: severity (critical, warning, ok), finding, subject, detail, advice
 Raises: none
 Locks: none';

@@ -32,7 +32,7 @@ begin atomic
     (
       'observer', 'function',
       array[
-        'version', 'health', '_now', '_statement_time', '_is_pending', '_is_overdue', '_next_attempt_at',
+        'version', 'health', 'metrics', '_now', '_statement_time', '_is_pending', '_is_overdue', '_next_attempt_at',
         '_startup_state', '_goes_on', '_is_healthy', '_connection_lives', '_session_lock_class', '_lease_remaining',
         '_dispatch_decision', '_task_key'
       ]
@@ -87,7 +87,7 @@ $$;
 
 comment on function baton.grant_usage(text, text) is
 'Give a role the verbs and views of a kind. Called by the owner of the package; several kinds add up. REVOKE, or DROP OWNED BY, takes them away.
-Arguments: kind: client (sends), worker (starts, claims and what follows), sender (delivers start requests), observer (views and health), admin (an observer''s, and the operator''s verbs).
+Arguments: kind: client (sends), worker (starts, claims and what follows), sender (delivers start requests), observer (views, health and metrics), admin (an observer''s, and the operator''s verbs).
 Outcomes: granted
 Raises: 22023, 42704
 Locks: none of the package''s';

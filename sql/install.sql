@@ -48,8 +48,10 @@
 \ir 620_prune.sql
 \ir 630_restore.sql
 \ir 700_views.sql
+\ir 705_health_server.sql
 \ir 705_health_workers.sql
 \ir 710_health.sql
+\ir 720_metrics.sql
 \ir 800_roles.sql
 \ir 900_privileges.sql
 \ir 950_extension_dump.sql

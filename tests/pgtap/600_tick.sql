@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _starts.sql
 set local client_min_messages = error;
-select plan(24);
+select plan(25);
 
 -- Nothing to do
 select is_empty('select t.part from baton.tick() as t', 'tick: with nothing to do it answers nothing');
@@ -26,7 +26,7 @@ select results_eq(
   'select t.part, t.changed::bigint, t.error from baton.tick() as t',
   $$values
     ('dead_letters', 1::bigint, null), ('recovery', 1, null), ('silent_workers', 1, null), ('queue_marks', 1, null),
-    ('ensure_workers', 1, null)$$,
+    ('totals', 3, null), ('ensure_workers', 1, null)$$,
   'tick: each part that changed something, in its order'
 );
 select is(
@@ -88,7 +88,8 @@ from (
   values
   ('_bury_messages', 'dead_letters'), ('_recover_runs', 'recovery'), ('_read_responses', 'responses'),
   ('_watch_pg_net', 'pg_net_queue'),
-  ('_purge_cron_runs', 'cron_runs'), ('_stop_silent_workers', 'silent_workers'), ('_move_marks', 'queue_marks')
+  ('_purge_cron_runs', 'cron_runs'), ('_stop_silent_workers', 'silent_workers'), ('_move_marks', 'queue_marks'),
+  ('_fold_tallies', 'totals')
 ) as p (function_name, part);
 select is_empty('select s.secret_name from baton.secrets as s', 'tick: what a failing part wrote is undone');
 
@@ -110,7 +111,7 @@ end;
 $$;
 select baton_test.advance('1 hour') \g /dev/null
 select results_eq(
-  'select t.part, t.changed, t.error from baton.tick() as t',
+  'select t.part, t.changed, t.error from baton.tick() as t where t.part <> ''totals''',
   $$values ('queue_marks', null::integer, 'division by zero'), ('ensure_workers', null, 'no "transport"')$$,
   'tick: each failure is a row'
 );

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(114);
+select plan(116);
 
 grant usage on schema tap to public;
 create function baton_test.verbs(role_name text)
@@ -122,10 +122,10 @@ from (
     'version wake_run'
   ),
   ('sender', 'ack claim_deliveries extend fail park version'),
-  ('observer', 'health version'),
+  ('observer', 'health metrics version'),
   (
     'admin', 'after_restore cancel_run deprecate_workers disable_worker_function enable_worker_function ensure_workers '
-    'health prune recover_runs redrive register_worker_function release_replay release_task remove_messages schedule '
+    'health metrics prune recover_runs redrive register_worker_function release_replay release_task remove_messages schedule '
     'skip_step tick unregister_worker_function unschedule version'
   )
 ) as k (kind, verbs);
@@ -271,6 +271,7 @@ select tap.is((select string_agg(concat_ws(' ', q.queue_name, q.ready, q.delayed
 select tap.is((select count(*)::integer from baton.dead_letters), 0, 'roles: and dead_letters');
 select tap.is((select string_agg(i.kind, ' ') from baton.incident_log as i), 'operator operator operator', 'roles: and incident_log');
 select tap.is((select h.severity from baton.health() as h where h.finding = 'tick'), 'critical', 'roles: and health');
+select tap.matches(baton.metrics(), 'baton_incidents_total\{kind="operator"\} 3\n', 'roles: and metrics');
 reset role;
 set local role baton_test_admin;
 select tap.is((select count(*)::integer from baton.tick() as t where t.error is not null), 0, 'roles: an admin ticks');
@@ -297,7 +298,7 @@ from unnest(array['Odd "role"; drop schema baton --', 'current_user']) as r (nam
 select baton.grant_usage('baton_test_client', 'observer') \g /dev/null
 select is(
   baton_test.verbs('baton_test_client'),
-  'cancel_run get_run health read_events send send_many signal_run start_run version wake_run', 'grant_usage: kinds add up'
+  'cancel_run get_run health metrics read_events send send_many signal_run start_run version wake_run', 'grant_usage: kinds add up'
 );
 drop owned by baton_test_client;
 select is(baton_test.verbs('baton_test_client'), null, 'grant_usage: DROP OWNED takes them away');
@@ -392,7 +393,8 @@ from (
   ('select outcome from baton.skip_step(''tasks'', ''s'')', 'done'),
   ('select pg_catalog.count(run_id)::text from baton.replays', '1'),
   ('select pg_catalog.count(run_id)::text from baton.wedged_runs', '0'),
-  ('select pg_catalog.count(finding)::text from baton.health() where finding operator(pg_catalog.=) ''transport''', '1')
+  ('select pg_catalog.count(finding)::text from baton.health() where finding operator(pg_catalog.=) ''transport''', '1'),
+  ('select pg_catalog.right(baton.metrics(), 5)', '# EOF')
 ) as h (statement, answer);
 select is(
   baton_test.hostile(current_user, 'select outcome from baton.grant_usage(''baton_test_client'', ''client'')'), 'granted',

@@ -213,7 +213,7 @@ select is_empty($$
   select f.name from functions as f
   where f.public
     and f.volatility = 'v'
-    and f.name not in ('claim', 'claim_deliveries', 'health', 'tick', 'recover_runs', 'prune')
+    and f.name not in ('claim', 'claim_deliveries', 'health', 'metrics', 'tick', 'recover_runs', 'prune')
     and 'outcome' is distinct from (
       select f.proargnames[m.position]
       from unnest(f.proargmodes) with ordinality as m (mode, position)

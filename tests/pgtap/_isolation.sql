@@ -93,7 +93,7 @@ insert into safe (statement) values
 ('select baton.redrive(''{1}'')'), ('select baton.remove_messages(''{1}'')'),
 ('select baton.get_run(''r'')'), ('select baton.read_events(''r'')'),
 ('select baton.terminal_tasks(''[{"run_id": "r", "step_slug": "s", "task_index": 0, "attempt": 1}]'')'),
-('select baton.health()'), ('select baton.version()'), ('select s from baton.worker_startup as s'),
+('select baton.health()'), ('select baton.metrics()'), ('select baton.version()'), ('select s from baton.worker_startup as s'),
 ('select r from baton.run_overview as r'), ('select r from baton.replays as r'), ('select w from baton.wedged_runs as w'),
 ('select o from baton.task_ownership as o'), ('select o from baton.step_outputs as o'),
 ('select baton.schedule()'), ('select baton.unschedule()'),

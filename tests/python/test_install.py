@@ -366,23 +366,34 @@ def test_the_extension_dumps_every_table_and_sequence(house, make):
 
 
 @pytest.mark.parametrize("way", ["checkout", "extension"])
-def test_default_privileges_hand_out_no_table(house, make, way):
+def test_default_privileges_hand_out_nothing(house, make, way):
+    """What others do for every schema (Supabase for its API roles): all that the owner makes is theirs at once."""
     name = make()
-    grants = ("grant all on tables", "grant all on sequences", "grant usage on schemas")
-    house.execute(*(f"alter default privileges {grant} to house_stranger" for grant in grants),
-                  dbname=name, user="house_owner")
+    grants = ("grant all on tables", "grant all on sequences", "grant usage on schemas", "grant execute on routines",
+              "revoke execute on routines from public")
+    house.execute(*(f"alter default privileges {grant}" + ("" if " from " in grant else " to house_stranger")
+                    for grant in grants), dbname=name, user="house_owner")
     assert house.install(way, name, "house_owner") is None
-    house.execute("select baton.grant_usage('house_stranger', 'observer')", dbname=name, user="house_owner")
-    open_ones = house.value("""
-        select array_agg(c.relname order by c.relname) from pg_class as c
-        where c.relnamespace = 'baton'::regnamespace and case c.relkind
-          when 'r' then has_table_privilege('house_stranger', c.oid,
-            'select, insert, update, delete, truncate, references, trigger')
-          when 'S' then has_sequence_privilege('house_stranger', c.oid, 'usage, select, update')
-        end
-    """, dbname=name)
-    assert open_ones is None
-    assert house.value("select count(*) from baton.worker_startup", dbname=name, user="house_stranger") == 0
+    open_ones = """
+        select array_agg(o.name order by o.name) from (
+          select c.relname as name from pg_class as c
+          where c.relnamespace = 'baton'::regnamespace and case c.relkind
+            when 'r' then has_table_privilege('house_stranger', c.oid,
+              'select, insert, update, delete, truncate, references, trigger')
+            when 'v' then has_table_privilege('house_stranger', c.oid, 'select, insert, update, delete')
+            when 'S' then has_sequence_privilege('house_stranger', c.oid, 'usage, select, update')
+          end
+          union all
+          select p.proname from pg_proc as p
+          where p.pronamespace = 'baton'::regnamespace and has_function_privilege('house_stranger', p.oid, 'execute')
+        ) as o
+    """
+    assert house.value(open_ones, dbname=name) is None
+    house.execute("select baton.grant_usage('house_stranger', 'client')", dbname=name, user="house_owner")
+    assert house.value("select outcome from baton.send('q', '1')", dbname=name, user="house_stranger") == "sent"
+    house.execute((SQL / "900_privileges.sql").read_text(), dbname=name, user="house_owner")
+    assert house.value("select outcome from baton.send('q', '1')", dbname=name, user="house_stranger") == "sent"
+    assert "send" in house.value(open_ones, dbname=name)
 
 
 # --- out -----------------------------------------------------------------------------------------
