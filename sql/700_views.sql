@@ -134,11 +134,12 @@ create or replace view baton.run_overview as
 select
   r.run_id, r.workflow_name, r.queue_name, r.status, r.last_seq,
   r.ended_at is null and (r.wake_seq > r.replayed_seq or r.wake_pending) as unread,
-  r.failures, r.lapses, r.wake_at, r.created_at, r.ended_at
+  r.failures, r.lapses, r.wake_at, r.created_at, r.ended_at,
+  r.needs_driver as active
 from baton.runs as r
 where r.pruned_at is null;
 
-comment on view baton.run_overview is 'The runs. Ask for a run_id, or for a status and a queue.';
+comment on view baton.run_overview is 'The runs. Ask for a run_id, or for those that are active: these are found by index.';
 comment on column baton.run_overview.run_id is 'The run.';
 comment on column baton.run_overview.workflow_name is 'Its workflow.';
 comment on column baton.run_overview.queue_name is 'Its queue.';
@@ -150,6 +151,8 @@ comment on column baton.run_overview.lapses is 'Replays in a row that were lost.
 comment on column baton.run_overview.wake_at is 'When it asked to be woken, or is to start.';
 comment on column baton.run_overview.created_at is 'When it was started.';
 comment on column baton.run_overview.ended_at is 'When it ended.';
+comment on column baton.run_overview.active is
+'Pending, running, or with something unread; not those that have ended, or are suspended until something happens.';
 
 create or replace view baton.replays as
 select

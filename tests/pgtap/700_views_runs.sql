@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(9);
+select plan(10);
 
 select baton_test.idle('a', baton._now() + interval '1 hour') \g /dev/null
 select baton_test.start('b') \g /dev/null
@@ -19,6 +19,10 @@ select results_eq(
     ('c', 'w', 'q', 'suspended', 2, true, 0, 0, null, baton._now(), null),
     ('d', 'w', 'q', 'cancelled', 3, false, 0, 0, null, baton._now(), baton._now())$$,
   'run_overview: a row a run'
+);
+select results_eq(
+  $$select o.run_id from baton.run_overview as o where o.active order by o.run_id$$, $$values ('b'), ('c')$$,
+  'run_overview: active are those that are pending, or have something unread'
 );
 
 select is_empty($$select * from baton.replays$$, 'replays: none has not ended');

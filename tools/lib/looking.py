@@ -9,7 +9,7 @@ LOOKS = {
     "incident_log, the newest": "select * from baton.incident_log order by incident_id desc limit 50",
     "incident_log of a run": "select * from baton.incident_log where run_id = 'finished 7'",
     "run_overview of a run": "select * from baton.run_overview where run_id = 'finished 7'",
-    "run_overview, unfinished": "select * from baton.run_overview where ended_at is null and status in ('pending', 'running')",
+    "run_overview, active": "select * from baton.run_overview where active",
     "replays": "select * from baton.replays",
     "wedged_runs": "select * from baton.wedged_runs",
     "task_ownership": "select * from baton.task_ownership",
