@@ -9,7 +9,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   finding := 'read only';
-  subject := current_database();
+  subject := current_database()::text;
   severity := 'critical';
   if pg_is_in_recovery() then
     detail := 'this server is a standby: every verb that writes ends in 25006';
