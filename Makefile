@@ -28,7 +28,7 @@ else
 export PG
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup demo bench bench-cancel test test-pgtap test-python soak mutants check lint docs all clean
+.PHONY: help setup demo bench bench-cancel test test-pgtap test-python soak histories mutants check lint docs all clean
 
 help: ## this list
 	@awk -F ':[^#]*## ' '/^#?[a-z-]+:[^#]*## / { sub("^#", "", $$1); printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -55,7 +55,10 @@ test-pgtap: setup ## the pgTAP tests; FILES=tests/pgtap/600_tick.sql selects
 test-python: setup ## the pytest tests; ARGS= goes to pytest
 	@tools/test python $(ARGS)
 
-soak: setup ## verbs of many sessions at random for 60 s a test, and 500 new histories; SOAK_SECONDS=, HISTORIES= for more
+soak: setup ## real workers for 3 minutes while everything goes wrong; ARGS=60 for an hour, ARGS=--short for 30 s
+	@tools/soak $(ARGS)
+
+histories: setup ## verbs of many sessions at random for 60 s a test, and 500 new histories; SOAK_SECONDS=, HISTORIES= for more
 	@BATON_SECONDS=$(or $(SOAK_SECONDS),60) BATON_SOAK=$(or $(HISTORIES),500) tools/test python -k "random or histories" \
 	  tests/python/test_replay_deadlocks.py tests/python/test_tasks_races.py tests/python/test_tasks_properties.py
 

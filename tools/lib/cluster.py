@@ -99,7 +99,7 @@ def find_bindir(version: str | None = None) -> str:
     raise ClusterError(f"no Postgres {OLDEST} or newer was found: run tools/setup")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Below the range from which the system takes the ports of outgoing connections."""
     for _ in range(200):
         port = random.randint(20000, 32000)
@@ -251,7 +251,7 @@ class Cluster:
             text = Path(self.log).read_text(errors="replace") if os.path.exists(self.log) else ""
             if last or "could not bind" not in text.rsplit("starting PostgreSQL", 1)[-1]:
                 raise ClusterError(f"Postgres did not start\n{result.stderr}{text[-4000:]}")
-            self.port = _free_port()
+            self.port = free_port()
             self._configure()
 
     def stop(self, mode="fast"):
@@ -315,7 +315,7 @@ class Cluster:
             self.settings["shared_preload_libraries"] = f"{names},pg_cron" if names else "pg_cron"
         self._run("initdb", "-D", self.datadir, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-locale",
                   "--no-sync", "--no-instructions")
-        self.port = _free_port()
+        self.port = free_port()
         self._configure()
 
     def _configure(self):
