@@ -20,7 +20,7 @@ from soak_load import KEEP, Caller, Load, listening
 
 ROLES = [("soak_client", "client"), ("soak_worker", "worker"), ("soak_sender", "sender"), ("soak_admin", "admin"),
          ("soak_admin", "client")]
-OPEN_RUNS = 60
+OPEN_RUNS = 20
 SETTLING = 90  # seconds that the last runs may take, once nothing is hurt any more
 SERVER = {"fsync": "on", "full_page_writes": "on", "checkpoint_timeout": "30s", "autovacuum_naptime": "5s",
           "max_connections": "100"}

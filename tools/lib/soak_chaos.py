@@ -12,7 +12,7 @@ from cluster import clean_environ
 
 ROOT = Path(__file__).resolve().parents[2]
 VISIBILITY = 3  # seconds that a claim lasts unextended
-WORKERS, SLOTS = 4, 3
+WORKERS, SLOTS = 4, 5
 ACTIONS = {"kill": 4, "send home": 4, "stop": 3, "end a connection": 12, "crash": 2}
 TOKEN = "soak-token"
 

@@ -75,6 +75,7 @@ def second_starts(notes, audit):
                 why["wrong"] += 1
                 audit.wrong.note("second starts", f"{task}: attempt {event[1]} began at {event[2]}, and the claim of attempt "
                                  f"{attempt} under {receipt} lasted until {until}; {notes.bodies[task]}", task[0])
+                continue
             worker = notes.bodies[task].get(attempt, {}).get("worker")
             why[notes.what_hurt(worker, at, event[2]) or "its claim had run out"] += 1
     return why

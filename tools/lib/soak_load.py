@@ -12,7 +12,7 @@ from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 
 KINDS = {"step": 6, "fan": 3, "record": 4, "signal": 3, "sleep": 2, "skip": 1, "catch": 1, "fail": 0.15}
-SECONDS = [0, 0, 0.02, 0.02, 0.1, 0.3]
+SECONDS = [0, 0.02, 0.1, 0.3, 0.5, 1]
 LONG = 5  # a body that outlasts its claim, which is extended
 KEEP = "20 s"  # how long ended runs are kept; what is older was audited
 
@@ -33,7 +33,7 @@ def plan(rng):
     started, names = Started([], []), []
 
     def body(**more):
-        seconds = LONG if rng.random() < 0.01 else rng.choice(SECONDS)
+        seconds = LONG if rng.random() < 0.03 else rng.choice(SECONDS)
         return {"value": rng.randrange(1000), "seconds": seconds, "deaf": rng.random() < 0.1, **more}
 
     for number in range(rng.choice([1, 1, 2, 3, 5, 8])):
@@ -115,14 +115,14 @@ class Load:
                                     Jsonb(started.parts), run_id, delay)
                 assert answer.outcome in ("created", "exists"), answer
             for signal in names:
-                for again in range(2 if rng.random() < 0.2 else 1):
+                for _ in range(2 if rng.random() < 0.2 else 1):
                     later(rng.uniform(0, 3), send, run_id, signal)
             if rng.random() < 0.12:
                 later(rng.uniform(0, 3), cancel, run_id)
 
-        def send(run_id, name):
-            answer = caller.one("select * from baton.signal_run(%s, %s, %s, %s)", run_id, name, Jsonb(name), name)
-            self.started[run_id].signals[name] = answer.outcome
+        def send(run_id, signal):
+            answer = caller.one("select * from baton.signal_run(%s, %s, %s, %s)", run_id, signal, Jsonb(signal), signal)
+            self.started[run_id].signals[signal] = answer.outcome
 
         def cancel(run_id):
             answer = caller.one("select * from baton.cancel_run(%s, 'soak')", run_id)
@@ -131,6 +131,8 @@ class Load:
         while due or not self.over.is_set():
             if not self.over.is_set() and len(self.started) - len(self.ended) < self.open_runs:
                 start()
+            if not self.over.is_set() and rng.random() < 0.2 and (going := self.started.keys() - self.ended.keys()):
+                send(rng.choice(sorted(going)), f"knock {next(order)}")  # for which nobody waits: a replay beside a body
             while due and due[0][0] <= time.monotonic():
                 _, _, action, arguments = heapq.heappop(due)
                 action(*arguments)
