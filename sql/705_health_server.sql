@@ -51,6 +51,9 @@ begin
   if severity = 'warning' then
     subject := 'pid ' || v_oldest.pid;
     advice := 'it keeps vacuum from removing finished rows: end it';
+  elsif not pg_has_role('pg_read_all_stats', 'usage') then
+    detail := detail || '; those of other roles can''t be seen';
+    advice := format('grant pg_read_all_stats to %I', current_user);
   end if;
   return next;
 

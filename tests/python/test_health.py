@@ -28,6 +28,28 @@ def test_a_transaction_that_holds_back_vacuum_is_found_while_it_is_open(clock_db
     assert old.subject not in [h.subject for h in findings(conn, "oldest snapshot")]
 
 
+def test_an_owner_who_cannot_see_the_transactions_of_others_is_told(db, conn):
+    """As such an owner: the function that health() calls runs with the owner's rights."""
+    conn.execute("create role blind_owner")
+    try:
+        conn.execute("grant usage on schema baton to blind_owner")
+        conn.execute("grant execute on function baton._health_vacuum(), baton._now() to blind_owner")
+
+        def look():
+            conn.execute("set role blind_owner")
+            [found] = [h for h in call(conn, "_health_vacuum") if h.finding == "oldest snapshot"]
+            conn.execute("reset role")
+            return found
+
+        found = look()
+        assert "other roles can't be seen" in found.detail
+        assert found.advice == "grant pg_read_all_stats to blind_owner"
+        conn.execute(found.advice)
+        assert (look().advice, "can't be seen" in look().detail) == (None, False)
+    finally:
+        conn.execute("drop owned by blind_owner; drop role blind_owner")
+
+
 def test_a_table_that_is_mostly_dead_rows_is_found_until_it_is_vacuumed(conn):
     def settle(dead, live):
         """Waits until the statistics tell so."""
