@@ -169,7 +169,7 @@ def cluster():
     """The cluster of this run: .dsn() .log .bindir .has_pg_cron"""
     own = None
     env = os.environ
-    if "BATON_SERVER_LOG" not in env:
+    if "BATON_SERVER_LOG" not in env or "PYTEST_XDIST_WORKER" in env:  # several processes: each has its own
         own = Cluster(cron=True).start()
         env = own.env()
     yield RunningCluster(env["PGHOST"], env["PGPORT"], env["BATON_BINDIR"], env["BATON_SERVER_LOG"],

@@ -6,7 +6,7 @@ The channel is tested in test_control_channel, the bodies that stop with the wor
 import threading
 
 import pytest
-from cancellation import ask, build, reclaimed
+from cancelling import ask, build, reclaimed
 from conftest import wait_blocked
 from psycopg.types.json import Jsonb
 from runs import Receipt, append, begin, cancel, granted, messages, run, signal, take, wake

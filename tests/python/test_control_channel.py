@@ -1,7 +1,7 @@
 """What baton_control says: one notification an end that concerns a running body, and nothing else, ever."""
 
 import pytest
-from cancellation import ask, build, heard, listen, reclaimed, said
+from cancelling import ask, build, heard, listen, reclaimed, said
 from psycopg.types.json import Jsonb
 from runs import append, begin, cancel, end, granted, last_seq, signal, start, wake
 from starts import call, new_id, one

@@ -498,7 +498,7 @@ WRONG = r"""
 WEIGHTS = {
     "proceeds": 14, "claims": 12, "body_ends": 10, "time_passes_to_a_deadline": 6, "extends": 2, "wakes": 5,
     "time_passes": 1, "signals": 1, "crashes": 2, "gives_back": 1, "worker_stops": 1, "recovers": 1,
-    "ownership_is_switched": 2, "message_is_purged": 1, "task_is_released": 2, "ends_by_hand": 1,
+    "ownership_is_switched": 2, "message_is_purged": 1, "task_comes_early": 1, "task_is_released": 2, "ends_by_hand": 1,
 }
 
 
@@ -665,6 +665,13 @@ class Machine(RuleBasedStateMachine):
     def message_is_purged(self, draw):
         if messages := self.world.all("select message_id from baton.messages order by kind desc, message_id"):
             self.world.conn.execute("delete from baton.messages where message_id = %s", (draw(*messages).message_id,))
+
+    def task_comes_early(self, draw):
+        """As with a clock that had been ahead: a message is due before the retry that it was sent for."""
+        if messages := self.world.all("select message_id from baton.messages where kind = 'task' and claimed_at is null"
+                                      " order by visible_at desc, message_id"):
+            self.world.conn.execute("update baton.messages set visible_at = baton._now() where message_id = %s",
+                                    (messages[0].message_id,))
 
     def task_is_released(self, draw):
         if tasks := self.world.all("select * from baton.tasks where status in ('created', 'started') order by 1, 2, 3"):

@@ -23,6 +23,8 @@ def charge(seconds, task):
                              " from demo_markers as m where m.run_id = %s and not m.ended)) returning marker_id",
                              (task.run_id, task.attempt, os.getpid(), task.run_id)).fetchone()
         time.sleep(seconds)
+        while not db.execute("select exists (select from demo_ends where run_id = %s)", (task.run_id,)).fetchone()[0]:
+            time.sleep(0.05)
         db.execute("update demo_markers set ended = true where marker_id = %s", (marker,))
     return "charged"
 
@@ -38,7 +40,8 @@ MARKERS = """
 create table demo_markers (
   marker_id bigint generated always as identity, run_id text, attempt integer, pid integer, beside boolean,
   ended boolean default false
-)
+);
+create table demo_ends (run_id text)
 """
 VISIBILITY = 2
 
@@ -75,7 +78,7 @@ class Side:
         raise RuntimeError(f"{self.dbname}: it did not come to that: {sql}\n" + Path(self.folder, f"{self.dbname}.log").read_text())
 
     async def buy(self, run_id, seconds):
-        """One run: as soon as its body has begun a signal is sent; then the end is waited for."""
+        """One run: as soon as its body has begun a signal is sent; it ends when somebody has replayed the run."""
         run = {"run_id": run_id, "markers": [], "backstops": 0, "state": {"results": 0}}
         self.runs.append(run)
         await self.db.execute("select baton.start_run('buy', %s::jsonb, %s)", (str(seconds), run_id))
@@ -84,6 +87,13 @@ class Side:
             self.workers[marker["pid"]].kill()
         else:
             await self.db.execute("select baton.signal_run(%s, 'knock')", (run_id,))
+            [state] = await self.until(lambda rows: any(rows[0].values()), """
+                select
+                  (select count(*) from baton.messages where run_id = %s and dedupe_key like '%%backstop%%') as backstops,
+                  (select count(*) from demo_markers where run_id = %s and beside) as beside
+                """, run_id, run_id)
+            run["backstops"] = state["backstops"]
+        await self.db.execute("insert into demo_ends values (%s)", (run_id,))
         await self.until(lambda rows: rows[0]["status"] == "completed", "select status from baton.get_run(%s)", run_id)
         # Whoever runs the body a second time comes to its end too.
         await self.until(lambda rows: not any(row["pid"] in self.workers and self.workers[row["pid"]].poll() is None
@@ -95,9 +105,8 @@ class Side:
             run["markers"] = await self.rows("select * from demo_markers where run_id = %s order by marker_id", run["run_id"])
             [state] = await self.rows(
                 "select r.status, (select count(*) from baton.events as e where e.run_id = r.run_id and e.type ="
-                " 'task_completed') as results, (select count(*) from baton.messages as m where m.run_id = r.run_id"
-                " and m.dedupe_key like '%%backstop%%') as backstops from baton.runs as r where r.run_id = %s", run["run_id"])
-            run["state"], run["backstops"] = state, max(run["backstops"], state["backstops"])
+                " 'task_completed') as results from baton.runs as r where r.run_id = %s", run["run_id"])
+            run["state"] = state
 
 
 def line(sides):
