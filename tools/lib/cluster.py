@@ -163,16 +163,18 @@ rm -rf "$1"
 
 
 class Cluster:
-    def __init__(self, bindir=None, settings={}, relocate=False, cron=False):
+    def __init__(self, bindir=None, settings={}, relocate=False, cron=False, standby_of=None):
         """cron=True preloads pg_cron where it is installed; has_pg_cron tells.
 
         Asking for pg_cron in settings["shared_preload_libraries"] does the same, and fails where it is missing.
         relocate=True runs a copy of the Postgres programs, whose share folder belongs to the caller.
+        standby_of=CLUSTER makes a hot standby of that one, which runs.
         """
         self.bindir = str(bindir) if bindir else find_bindir()
         self.settings = {name: str(value) for name, value in settings.items()}
         self.relocate = relocate
         self.cron = cron
+        self.standby_of = standby_of
         self.port = None
         self.running = False
         self._base = None
@@ -313,8 +315,12 @@ class Cluster:
         if self.cron and has_extension(self.bindir, "pg_cron") and not self.has_pg_cron:
             names = self.settings.get("shared_preload_libraries", "")
             self.settings["shared_preload_libraries"] = f"{names},pg_cron" if names else "pg_cron"
-        self._run("initdb", "-D", self.datadir, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-locale",
-                  "--no-sync", "--no-instructions")
+        if self.standby_of:
+            self._run("pg_basebackup", "-D", self.datadir, "-d", self.standby_of.dsn(), "--write-recovery-conf",
+                      "--checkpoint=fast", "--no-sync")
+        else:
+            self._run("initdb", "-D", self.datadir, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-locale",
+                      "--no-sync", "--no-instructions")
         self.port = free_port()
         self._configure()
 

@@ -5,6 +5,7 @@ until when each claim lasts by the answers of claim and extend, and who was gran
 """
 import json
 import os
+import random
 import re
 import signal
 import sys
@@ -75,8 +76,7 @@ def soak(run):
     for number, (kind, what) in enumerate(run.input):
         key = str(number)
         if kind == "record":
-            wrote = run.record("soak.wrote", lambda: [what, NAME, run.baton.replay_epoch])
-            outputs.append(wrote[0])
+            outputs.append(run.record("soak.wrote", lambda: decide(run, what))[0])
         elif kind == "signal":
             outputs.append(run.wait_signal(what))
         elif kind == "sleep":
@@ -95,6 +95,11 @@ def soak(run):
         elif kind == "fail":
             raise Failed(what)
     return outputs
+
+
+def decide(run, what):
+    time.sleep(random.choice([0, 0, 0.1, 0.5]))  # a look-up; who is stopped in it may come too late
+    return [what, NAME, run.baton.replay_epoch]
 
 
 # The answers ------------------------------------------------------------------------------------
