@@ -1,7 +1,8 @@
 /*
  * Runs and their events. No payload is in runs: the input is in run_created, output and error in the last event.
  *
- * The index for recovery has the runs that somebody should be driving; suspended ones with nothing unread are in none.
+ * The index for recovery has the runs that somebody should be driving; suspended ones with nothing unread, and those
+ * whose start is delayed, are in none: they are found by their wake_at.
  * It has a column of its own, so that a grant, or a step of a running run, changes nothing that is indexed.
  */
 create table baton.runs (
@@ -25,7 +26,12 @@ create table baton.runs (
   created_at timestamptz not null,
   ended_at timestamptz,
   needs_driver boolean generated always as (
-    ended_at is null and (status <> 'suspended' or wake_pending or wake_seq > replayed_seq)
+    ended_at is null
+    and case status
+      when 'running' then true
+      when 'pending' then wake_at is null
+      else wake_pending or wake_seq > replayed_seq
+    end
   ) stored,
   pruned_at timestamptz,
   constraint runs_pkey primary key (run_id),

@@ -17,7 +17,7 @@ comment on column baton.runs.replay_ended is 'Whether that replay has ended, so 
 comment on column baton.runs.replay_message_id is 'The receipt that it was granted under.';
 comment on column baton.runs.replay_delivery is 'The receipt that it was granted under.';
 comment on column baton.runs.replay_backend is 'The pid of its connection, for a session hold.';
-comment on column baton.runs.needs_driver is 'It is open, and not suspended with nothing unread: somebody should be driving it.';
+comment on column baton.runs.needs_driver is 'It is open, and neither suspended with nothing unread nor waiting for a delayed start: somebody should be driving it.';
 comment on column baton.runs.pruned_at is
 'Since when it is being removed, in several calls of prune: every verb answers as if it were gone, and last_seq says how much of its log is left.';
 
@@ -86,7 +86,8 @@ begin atomic
 end;
 
 -- The run's timer is the message with the key (run, timer), due at wake_at. One that somebody has claimed loses its
--- key; one whose row is locked keeps it, and the new one goes without.
+-- key; one whose row is locked keeps it, and the new one goes without. One that is overdue already is due now: claims
+-- don't look for messages that come long after their time.
 create or replace function baton._set_timer(run baton.runs, wake_at timestamptz, at timestamptz)
 returns void
 language plpgsql
@@ -95,6 +96,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_key text := baton._run_key((_set_timer.run).run_id, 'timer');
+  v_due_at timestamptz := greatest(_set_timer.wake_at, _set_timer.at);
   v_timer_id bigint;
   v_timer baton.messages;
 begin
@@ -112,13 +114,13 @@ begin
       delete from baton.messages as m where m.message_id = v_timer_id;
     else
       update baton.messages as m
-      set visible_at = _set_timer.wake_at, claimed_at = null
+      set visible_at = v_due_at, claimed_at = null
       where m.message_id = v_timer_id;
       return;
     end if;
   end if;
   if _set_timer.wake_at is not null then
-    perform baton._send_run_message(_set_timer.run, v_key, _set_timer.wake_at, _set_timer.at);
+    perform baton._send_run_message(_set_timer.run, v_key, v_due_at, _set_timer.at);
   end if;
 end;
 $$;

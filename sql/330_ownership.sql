@@ -97,7 +97,8 @@ begin
 end;
 $$;
 
--- Due again later, for an answer that leaves nothing to do now; what owns bodies stays claimed.
+-- Due again later, for an answer that leaves nothing to do now; what owns bodies stays claimed. A timer or a backstop
+-- loses its key: it is a wake that is on its way, and no longer waits for its time.
 create or replace function baton._postpone(message_id bigint, delivery bigint, delay interval)
 returns void
 language plpgsql
@@ -115,7 +116,9 @@ begin
     for no key update of m skip locked
   )
   update baton.messages as m
-  set visible_at = baton._now() + _postpone.delay, claimed_at = null
+  set visible_at = baton._now() + _postpone.delay,
+    claimed_at = null,
+    dedupe_key = case when m.dedupe_key = baton._run_key(m.run_id, 'wake') then m.dedupe_key end
   from free as f
   where m.message_id = f.message_id;
 end;

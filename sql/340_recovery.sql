@@ -205,6 +205,9 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+  if recover_runs.queue_name is not null then
+    perform baton._check_name('queue_name', recover_runs.queue_name);
+  end if;
   perform baton._check_limit('max_runs', recover_runs.max_runs);
   return query
   select r.run_id, r.reason

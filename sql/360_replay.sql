@@ -69,6 +69,22 @@ begin
 end;
 $$;
 
+-- The wait is bounded for these two rows only: what else a call may wait for (a table that is being truncated or
+-- indexed) is no reason for an error.
+create or replace function baton._lock_soon(
+  run_id text, message_id bigint, delivery bigint, out run baton.runs, out message baton.messages
+)
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
+as $$
+begin
+  run := baton._lock_run(_lock_soon.run_id);
+  message := baton._lock_receipt(_lock_soon.message_id, _lock_soon.delivery);
+end;
+$$;
+
 create or replace function baton.begin_replay(
   message_id bigint,
   delivery bigint,
@@ -89,11 +105,10 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
-set lock_timeout = '100ms'
 as $$
 /*
  *   the first row that applies
- *   the run's row not obtained within lock_timeout         busy
+ *   the run's row not obtained within 100 ms               busy
  *   the receipt isn't current, or has run out              lost
  *   the run has ended or is unknown                        terminal
  *   held under this receipt                                granted anew
@@ -102,7 +117,7 @@ as $$
  *   otherwise                                              granted
  */
 declare
-  v_free record;
+  v_rows record;
   v_run baton.runs;
   v_message baton.messages;
   v_backend integer;
@@ -115,7 +130,7 @@ begin
 
   -- Where both rows are free no subtransaction is needed, whose locks would make multixacts.
   select r as run, m as message
-  into v_free
+  into v_rows
   from baton.messages as m
   inner join baton.runs as r on r.run_id = m.run_id
   where m.message_id = begin_replay.message_id
@@ -124,11 +139,7 @@ begin
     and m.kind = 'run'
     and r.pruned_at is null
   for no key update of r, m skip locked;
-  if found then
-    v_run := v_free.run;
-    v_message := v_free.message;
-    run_id := v_run.run_id;
-  else
+  if not found then
     select m.run_id
     into begin_replay.run_id
     from baton.messages as m
@@ -138,8 +149,7 @@ begin
       return;
     end if;
     begin
-      v_run := baton._lock_run(begin_replay.run_id);
-      v_message := baton._lock_receipt(begin_replay.message_id, begin_replay.delivery);
+      v_rows := baton._lock_soon(begin_replay.run_id, begin_replay.message_id, begin_replay.delivery);
     exception
       when lock_not_available then
         outcome := 'busy';
@@ -148,6 +158,9 @@ begin
         return;
     end;
   end if;
+  v_run := v_rows.run;
+  v_message := v_rows.message;
+  run_id := coalesce(v_run.run_id, begin_replay.run_id);
 
   clock := baton._now();
   if v_message.message_id is null or v_message.visible_at <= clock then
@@ -237,7 +250,6 @@ declare
   v_now timestamptz;
 begin
   v_run := baton._lock_run(end_replay.run_id);
-  v_now := baton._now();
   status := v_run.status;
   if not baton._is_open(v_run.status) then
     outcome := 'terminal';
@@ -249,7 +261,7 @@ begin
   elsif v_run.replay_ended then
     outcome := 'ended';
     if v_run.wake_seq > v_run.replayed_seq then
-      perform baton._wake(v_run, v_now);
+      perform baton._wake(v_run, baton._now());
     end if;
     return;
   elsif (
@@ -258,6 +270,7 @@ begin
   ) is not true then
     if not baton._is_current(v_run.replay_message_id, v_run.replay_delivery) then
       outcome := 'lost';
+      perform baton._note_lost(v_run.replay_message_id, v_run.replay_delivery, 'end_replay');
       return;
     elsif (end_replay.seen_seq between 0 and v_run.last_seq) is not true then
       perform baton._raise('invalid_position', v_run.last_seq::text, coalesce(end_replay.seen_seq::text, 'null'));
@@ -269,9 +282,11 @@ begin
     return;
   elsif not baton._leave(v_run.replay_message_id, v_run.replay_delivery) then
     outcome := 'lost';
+    perform baton._note_lost(v_run.replay_message_id, v_run.replay_delivery, 'end_replay');
     return;
   end if;
 
+  v_now := baton._now();
   update baton.runs as r
   set status = case
       when exists (

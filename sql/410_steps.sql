@@ -254,20 +254,18 @@ declare
 begin
   v_run := baton._lock_run(skip_step.run_id);
   v_now := baton._now();
+  if skip_step.replay_epoch is null then
+    outcome := case when baton._is_open(v_run.status) then 'done' else 'terminal' end;
+  else
+    outcome := case when baton._enter_replay(v_run, skip_step.replay_epoch) then 'done' else 'terminal' end;
+  end if;
   select s.status
   into skip_step.status
   from baton.steps as s
   where s.run_id = v_run.run_id and s.step_slug = skip_step.step_slug;
   if not found then
     outcome := 'unknown';
-    return;
-  end if;
-  if skip_step.replay_epoch is null then
-    outcome := case when baton._is_open(v_run.status) then 'done' else 'terminal' end;
-  else
-    outcome := case when baton._enter_replay(v_run, skip_step.replay_epoch) then 'done' else 'terminal' end;
-  end if;
-  if status <> 'created' then
+  elsif status <> 'created' then
     outcome := 'terminal';
   end if;
   if outcome = 'done' then

@@ -149,13 +149,14 @@ declare
 begin
   perform baton._check_limit('inline_limit', dispatch_tasks.inline_limit);
   v_run := baton._lock_run(dispatch_tasks.run_id);
-  v_message := baton._lock_receipt(v_run.replay_message_id, v_run.replay_delivery);
-  v_now := baton._now();
   if not baton._enter_replay(v_run, dispatch_tasks.replay_epoch) then
     outcome := 'terminal';
     return next;
     return;
-  elsif (v_message.visible_at > v_now) is not true then
+  end if;
+  v_message := baton._lock_receipt(v_run.replay_message_id, v_run.replay_delivery);
+  v_now := baton._now();
+  if (v_message.visible_at > v_now) is not true then
     outcome := 'lost';
     perform baton._note_lost(v_run.replay_message_id, v_run.replay_delivery, 'dispatch_tasks');
     return next;

@@ -50,7 +50,7 @@ begin
 end;
 $$;
 
--- A callback that came after the end is told so, and leaves an incident.
+-- A callback that came after the end is told so, and leaves an incident; of what it names only as much as a name has.
 create or replace function baton._note_too_late(
   run_id text, step_slug text, task_index integer, status text, verb text, at timestamptz
 )
@@ -61,7 +61,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform baton._incident(
-    _note_too_late.at, 'too_late', run_id => _note_too_late.run_id, step_slug => _note_too_late.step_slug,
+    _note_too_late.at, 'too_late', run_id => left(_note_too_late.run_id, 200),
+    step_slug => left(_note_too_late.step_slug, 200),
     task_index => _note_too_late.task_index,
     detail => jsonb_build_object('verb', _note_too_late.verb, 'status', _note_too_late.status)
   );

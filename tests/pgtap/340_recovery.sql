@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(32);
+select plan(36);
 
 -- Needs and has, as a table of states: how a run gets there, and what wedged_runs says of it.
 
@@ -212,6 +212,9 @@ select is(baton_test.wedged(), null, 'tick: none is left');
 -- Arguments
 
 select throws_ok($$select * from baton.recover_runs(max_runs => -1)$$, '22023', null, 'recovery: a negative limit is refused');
+select throws_ok(format('select * from baton.recover_runs(%L)', n.name), '22023', null, 'recovery: a queue that no queue can be: ' || n.what)
+from (values ('', 'none'), (repeat('x', 201), 'too long'), (e'a\nb', 'two lines')) as n (name, what);
+select lives_ok(format('select * from baton.recover_runs(%L)', repeat('x', 200)), 'recovery: a queue with a long name');
 select lives_ok($$select * from baton.recover_runs(null, null)$$, 'recovery: nulls are the defaults');
 select * from finish();
 rollback;

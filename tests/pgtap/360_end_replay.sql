@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(63);
+select plan(66);
 
 -- Ended
 
@@ -47,6 +47,12 @@ select baton_test.advance('30 seconds') \g /dev/null
 select is(baton_test.finish_replay('t2', :t2e, 1), 'ended suspended', 'end: a claim that only ran out still ends its replay');
 select count(*) from baton.claim('q', for_run => 't') \g /dev/null
 select is(baton_test.finish_replay('t', :te, 1), 'lost running', 'end: once another claimed its message it is lost');
+select is(
+  (select string_agg(i.detail ->> 'verb', ' ') from baton.incidents as i where i.kind = 'lost' and i.message_id = :tm), 'end_replay', 'end: which an incident tells'
+);
+delete from baton.incidents;
+select is(baton_test.finish_replay('t', :te, null), 'lost running', 'end: lost before its position is looked at');
+select is((select count(*) from baton.incidents as i where i.kind = 'lost' and i.message_id = :tm), 1::bigint, 'end: the incident too');
 select is(baton_test.run('t'), 'running 1/0/0 0/0 held', 'end: and the replay is there to be found lost');
 
 -- Arguments
@@ -121,7 +127,7 @@ select is(baton_test.run('w'), 'suspended 1/0/1 0/0', 'end: and wake_at');
 select outcome from baton.wake_run('w') \g /dev/null
 select m as wm, d as wd, e as we from baton_test.replay('w') \gset
 select is(baton_test.finish_replay('w', :we, 1, baton._now() - interval '1 hour'), 'ended suspended', 'end: a wake_at that has passed');
-select is(baton_test.messages('w'), 'timer -01:00:00', 'end: is due at once');
+select is(baton_test.messages('w'), 'timer 00:00:00', 'end: is due at once, and no earlier: claims don''t look back');
 select m as wm, d as wd, e as we from baton_test.replay('w') \gset
 select is(baton_test.messages('w'), 'keyless 00:00:30 claimed', 'end: a timer under which a replay was granted has no key');
 select baton_test.body('w', :wm, :wd) \g /dev/null

@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(46);
+select plan(48);
 
 create function baton_test.skip(run_id text, epoch bigint default null, step_slug text default 's', reason text default null)
 returns text
@@ -79,6 +79,8 @@ select is(baton_test.skip('nobody', 1), 'unknown', 'skip: for a replay too');
 
 select m as em, d as ed, e as ee from baton_test.made('e') \gset
 select is(baton_test.sqlstate_of('select baton.skip_step(''e'', ''s'', 1)'), 'PB001', 'skip: another epoch is refused');
+select is(baton_test.sqlstate_of('select baton.skip_step(''e'', ''other'', 1)'), 'PB001', 'skip: also for a step that it takes to be there');
+select is(baton_test.skip('e', :ee, 'other'), 'unknown', 'skip: by its own replay that is unknown');
 select baton_test.finish('e', :ee) \g /dev/null
 select is(
   baton_test.sqlstate_of(format('select baton.skip_step(''e'', ''s'', %s)', :ee)), 'PB001', 'skip: one that has ended too'

@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(78);
+select plan(80);
 
 -- Under the task's own message
 
@@ -131,6 +131,11 @@ select is(
 select is(baton_test.complete('e', null, null, 1, 3), 'too_late', 'late: an unknown task');
 select is(baton_test.complete('e', null, null, 1, 0, 'other'), 'too_late', 'late: an unknown step');
 select is(baton_test.complete('nobody', null, null), 'too_late', 'late: an unknown run');
+select string_agg(md5(n::text), '') as long from generate_series(1, 1000) as n \gset
+select is(baton_test.complete(:'long', null, null, 1, 0, :'long'), 'too_late', 'late: however long it is');
+select is(
+  (select length(i.run_id || i.step_slug) from baton.incidents as i order by i.incident_id desc limit 1), 400, 'late: of which the incident keeps as much as a name has'
+);
 select baton_test.queued('f') \g /dev/null
 select m as fm, d as fd, a as fa from baton_test.started('f') \gset
 delete from baton.tasks where run_id = 'f';

@@ -123,7 +123,7 @@ def test_while_one_process_holds_a_run_the_other_is_told_so_and_replays_another_
 
 def test_of_two_begins_the_loser_decides_on_what_the_winner_committed(db, conn, first, second):
     """The wait inside begin_replay itself, made long enough to be seen."""
-    conn.execute("alter function baton.begin_replay(bigint, bigint, text) set lock_timeout = '20s'")
+    conn.execute("alter function baton._lock_soon(text, bigint, bigint) set lock_timeout = '20s'")
     start(conn)
     one_message = take(conn)
     conn.execute("update baton.messages set dedupe_key = null")
@@ -517,6 +517,60 @@ def test_where_the_run_is_held_for_long_a_begin_answers_busy_and_comes_again(con
     first.run("rollback")
     assert begin(conn, receipt).outcome == "lost"
     assert server_log.errors() == []
+
+
+@pytest.mark.parametrize("purpose", ["timer", "s\x1f0\x1fbackstop\x1f1"])
+def test_a_begin_that_answers_busy_leaves_a_driver(conn, first, purpose):
+    """What waited for its time and is put off by a second is not waiting for its time any more."""
+    start(conn)
+    gone, epoch = granted(conn)
+    body(conn, gone)
+    assert end(conn, epoch, 1, wake_at=conn.execute("select baton._now() as now").fetchone().now).outcome == "ended"
+    conn.execute("delete from baton.messages where message_id = %s", (gone.message_id,))
+    conn.execute("update baton.messages set dedupe_key = %s", ("r\x1f" + purpose,))
+    receipt = take(conn)
+    first.run("begin")
+    first.run("select baton._lock_run('r')")
+    assert begin(conn, receipt).outcome == "busy"
+    first.run("rollback")
+    [message] = messages(conn)
+    assert message.message_id == receipt.message_id and message.claimed_at is None
+    assert wedged(conn) == [] and call(conn, "recover_runs") == [] and incidents(conn) == []
+
+
+@pytest.mark.parametrize("table", ["runs", "messages"])
+@pytest.mark.parametrize("mode", ["share", "access exclusive"])
+def test_a_table_that_somebody_indexes_or_truncates_is_waited_for(conn, first, second, server_log, table, mode):
+    start(conn)
+    receipt = take(conn)
+    first.run("begin")
+    first.run(f"lock table baton.{table} in {mode} mode")
+    send(second, "begin_replay", message_id=receipt.message_id, delivery=receipt.delivery)
+    wait_blocked(conn, second, by=first)
+    wait_until(lambda: conn.execute("select from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+                                    " and clock_timestamp() > query_start + interval '300 milliseconds'",
+                                    (second.pid,)).fetchone() is not None or second.done(), "it waits for longer than for a row")
+    first.run("commit")
+    [answer] = second.result()
+    assert answer.outcome == "granted" and server_log.errors() == []
+
+
+def test_an_end_that_waited_for_an_extend_reads_the_clock_after_it(clock_db):
+    conn, first, second = clock_db.connect(), clock_db.session("first"), clock_db.session("second")
+    start(conn)
+    receipt, epoch = granted(conn)
+    wake(conn)
+    conn.execute("delete from baton.messages where dedupe_key is not null")
+    first.run("begin")
+    one(first, "extend", message_id=receipt.message_id, delivery=receipt.delivery)
+    send(second, "end_replay", run_id="r", replay_epoch=epoch, seen_seq=1)
+    wait_blocked(conn, second, by=first)
+    advance(conn, "20 seconds")
+    first.run("commit")
+    [answer] = second.result()
+    assert answer.outcome == "ended"
+    [message] = messages(conn)
+    assert message.visible_at == conn.execute("select baton._now() as now").fetchone().now
 
 
 def test_who_owns_bodies_keeps_its_message_when_a_begin_answers_busy(conn, first):

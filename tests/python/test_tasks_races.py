@@ -13,8 +13,8 @@ import pytest
 from conftest import RANDOM_SECONDS, wait_blocked
 from psycopg.types.json import Jsonb
 from runs import (
-    Process, Receipt, begin, cancel, end, granted, incidents, last_seq, log, messages, run, serve, signal, take, wait_gone,
-    wake, wedged,
+    Process, Receipt, begin, cancel, end, granted, incidents, last_seq, log, messages, run, serve, signal, start,
+    superseded, take, wait_gone, wake, wedged,
 )
 from starts import advance, call, one
 from starts import begin as send
@@ -295,6 +295,21 @@ def test_one_receipt_that_dispatches_twice_starts_nothing_twice(conn, first, sec
     expected = ["running", "queued"] if ending == "commit" else ["execute", "enqueue"]
     assert [row.outcome for row in second.result()] == ["queued", "queued", *expected]
     assert counted(conn, "task_started") == 2 and task(conn, "t").attempt == 1
+
+
+def test_a_superseded_dispatch_is_refused_at_once_whatever_the_holder_does(clock_db, conn, first):
+    quick = clock_db.connect(options="-c lock_timeout=1s")
+    start(conn)
+    _, old = granted(conn, visibility="10 seconds")
+    advance(conn, "10 seconds")
+    receipt, epoch = granted(conn)
+    first.run("begin")
+    send_extend(first, receipt)
+    first.result()
+    with superseded():
+        dispatch(quick, old)
+    assert end(first, epoch, 1).outcome == "ended"
+    first.run("commit")
 
 
 def test_a_handler_that_slept_through_its_lapse_starts_nothing(conn):
