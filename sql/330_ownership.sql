@@ -97,6 +97,22 @@ begin
 end;
 $$;
 
+-- The wait is bounded for these two rows only: what else a call may wait for (a table that is being truncated or
+-- indexed) is no reason for an error.
+create or replace function baton._lock_soon(
+  run_id text, message_id bigint, delivery bigint, out run baton.runs, out message baton.messages
+)
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '100ms'
+as $$
+begin
+  run := baton._lock_run(_lock_soon.run_id);
+  message := baton._lock_receipt(_lock_soon.message_id, _lock_soon.delivery);
+end;
+$$;
+
 -- Due again later, for an answer that leaves nothing to do now; what owns bodies stays claimed. A timer or a backstop
 -- loses its key: it is a wake that is on its way, and no longer waits for its time.
 create or replace function baton._postpone(message_id bigint, delivery bigint, delay interval)

@@ -69,22 +69,6 @@ begin
 end;
 $$;
 
--- The wait is bounded for these two rows only: what else a call may wait for (a table that is being truncated or
--- indexed) is no reason for an error.
-create or replace function baton._lock_soon(
-  run_id text, message_id bigint, delivery bigint, out run baton.runs, out message baton.messages
-)
-language plpgsql
-volatile
-set search_path = pg_catalog, pg_temp
-set lock_timeout = '100ms'
-as $$
-begin
-  run := baton._lock_run(_lock_soon.run_id);
-  message := baton._lock_receipt(_lock_soon.message_id, _lock_soon.delivery);
-end;
-$$;
-
 create or replace function baton.begin_replay(
   message_id bigint,
   delivery bigint,
@@ -260,10 +244,6 @@ begin
     return;
   elsif v_run.replay_ended then
     outcome := 'ended';
-    if v_run.wake_seq > v_run.replayed_seq then
-      perform baton._wake(v_run, baton._now());
-    end if;
-    return;
   elsif (
     end_replay.seen_seq between v_run.wake_seq and v_run.last_seq
     and coalesce(isfinite(end_replay.wake_at), true)
@@ -287,6 +267,12 @@ begin
   end if;
 
   v_now := baton._now();
+  if v_run.replay_ended then
+    if v_run.wake_seq > v_run.replayed_seq then
+      perform baton._wake(v_run, v_now);
+    end if;
+    return;
+  end if;
   update baton.runs as r
   set status = case
       when exists (
