@@ -99,17 +99,16 @@ $$;
 
 -- The wait is bounded for these two rows only: what else a call may wait for (a table that is being truncated or
 -- indexed) is no reason for an error.
-create or replace function baton._lock_soon(
-  run_id text, message_id bigint, delivery bigint, out run baton.runs, out message baton.messages
-)
+create or replace function baton._lock_soon(run_id text, message_id bigint, delivery bigint)
+returns void
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
 begin
-  run := baton._lock_run(_lock_soon.run_id);
-  message := baton._lock_receipt(_lock_soon.message_id, _lock_soon.delivery);
+  perform baton._lock_run(_lock_soon.run_id);
+  perform baton._lock_receipt(_lock_soon.message_id, _lock_soon.delivery);
 end;
 $$;
 

@@ -101,7 +101,7 @@ as $$
  *   otherwise                                              granted
  */
 declare
-  v_rows record;
+  v_free record;
   v_run baton.runs;
   v_message baton.messages;
   v_backend integer;
@@ -114,7 +114,7 @@ begin
 
   -- Where both rows are free no subtransaction is needed, whose locks would make multixacts.
   select r as run, m as message
-  into v_rows
+  into v_free
   from baton.messages as m
   inner join baton.runs as r on r.run_id = m.run_id
   where m.message_id = begin_replay.message_id
@@ -123,7 +123,11 @@ begin
     and m.kind = 'run'
     and r.pruned_at is null
   for no key update of r, m skip locked;
-  if not found then
+  if found then
+    v_run := v_free.run;
+    v_message := v_free.message;
+    run_id := v_run.run_id;
+  else
     select m.run_id
     into begin_replay.run_id
     from baton.messages as m
@@ -133,7 +137,7 @@ begin
       return;
     end if;
     begin
-      v_rows := baton._lock_soon(begin_replay.run_id, begin_replay.message_id, begin_replay.delivery);
+      perform baton._lock_soon(begin_replay.run_id, begin_replay.message_id, begin_replay.delivery);
     exception
       when lock_not_available then
         outcome := 'busy';
@@ -141,10 +145,9 @@ begin
         perform baton._postpone(begin_replay.message_id, begin_replay.delivery, begin_replay.retry_after);
         return;
     end;
+    v_run := baton._lock_run(begin_replay.run_id);
+    v_message := baton._lock_receipt(begin_replay.message_id, begin_replay.delivery);
   end if;
-  v_run := v_rows.run;
-  v_message := v_rows.message;
-  run_id := coalesce(v_run.run_id, begin_replay.run_id);
 
   clock := baton._now();
   if v_message.message_id is null or v_message.visible_at <= clock then
