@@ -9,7 +9,7 @@ from conftest import ROOT, wait_until
 from programs import Program, role
 
 # Leaves a mark, a line in a file, then waits until the gate is open.
-GATED = 'cat >>"$FOLDER/marks"; echo $PPID >>"$FOLDER/pids"; until [ -e "$FOLDER/gate" ]; do sleep 0.02; done'
+GATED = 'echo $PPID >>"$FOLDER/pids"; cat >>"$FOLDER/marks"; until [ -e "$FOLDER/gate" ]; do sleep 0.02; done'
 
 
 class Shop:
