@@ -1,0 +1,55 @@
+"""The words around the package: links lead somewhere, each guide has a picture, and what is advised holds."""
+
+import re
+
+import pytest
+from conftest import ROOT
+from runs import append, begin, end, granted, last_seq, start, superseded, take
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = [page for page in PAGES if "node_modules" not in page.parts]
+GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
+
+
+def anchors(page):
+    """As GitHub makes them of the headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_each_guide_has_a_picture(guide):
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", guide.read_text(), re.M | re.S)
+    assert any(not language and re.search(r"-->|──|<--", text) for language, text in blocks)
+
+
+def test_a_log_of_ones_own_is_fenced_by_an_event_beside_each_append(conn):
+    """docs/guides/migrating.md, way 1."""
+    conn.execute("create table own_log (run_id text, position integer)")
+    conn.execute("update baton.settings set visibility = '1 hour'")
+    start(conn)
+    receipt, epoch = granted(conn)
+    with conn.transaction():
+        conn.execute("insert into own_log values ('r', 1)")
+        assert append(conn, epoch, "own.appended", correlation_id="1") == "appended"
+    second = begin(conn, receipt).replay_epoch
+    with superseded(), conn.transaction():
+        conn.execute("insert into own_log values ('r', 2)")
+        append(conn, epoch, "own.appended", correlation_id="2")
+    with conn.transaction():
+        conn.execute("insert into own_log values ('r', 2)")
+        assert append(conn, second, "own.appended", correlation_id="2") == "appended"
+    assert conn.execute("select position from own_log order by position").fetchall() == [(1,), (2,)]
+    assert end(conn, second, last_seq(conn)).outcome == "ended"
+    assert take(conn) is None
