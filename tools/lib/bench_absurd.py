@@ -15,6 +15,27 @@ class Absurd(FromPyPI):
     left = "select count(*) from absurd.r_bench where state = 'pending' and available_at <= now()"
     clear = "truncate absurd.t_bench, absurd.r_bench, absurd.c_bench, absurd.e_bench, absurd.w_bench"
 
+    delayed = """
+        with new as materialized (
+          select gen_random_uuid() as task_id, gen_random_uuid() as run_id from generate_series(1, %(rows)s)
+        ), runs as (
+          insert into absurd.r_bench (run_id, task_id, attempt, state, available_at)
+          select new.run_id, new.task_id, 1, 'sleeping', now() + '1 day' from new
+        )
+        insert into absurd.t_bench (task_id, task_name, params, state, attempts, last_attempt_run)
+        select new.task_id, 'bench', '{"n": 1}', 'sleeping', 1, new.run_id from new
+    """
+    finished = """
+        with new as materialized (
+          select gen_random_uuid() as task_id, gen_random_uuid() as run_id from generate_series(1, %(rows)s)
+        ), runs as (
+          insert into absurd.r_bench (run_id, task_id, attempt, state, available_at)
+          select new.run_id, new.task_id, 1, 'completed', now() + '0' from new
+        )
+        insert into absurd.t_bench (task_id, task_name, params, state, attempts, last_attempt_run)
+        select new.task_id, 'bench', '{"n": 1}', 'completed', 1, new.run_id from new
+    """
+
     def prepare(self, bench):
         for arguments in (["init"], ["create-queue", "bench"]):
             subprocess.run([FOLDER / self.name / "bin/absurdctl", *arguments], check=True, capture_output=True,

@@ -39,6 +39,16 @@ class Baton(Peer):
     left = "select count(*) from baton.messages where queue_name = 'mail' and claimed_at is null and visible_at <= now()"
     clear = "delete from baton.messages where queue_name = 'mail'"
 
+    delayed = """
+        insert into baton.messages (queue_name, payload, visible_at, created_at)
+        select 'mail', '{"n": 1}', now() + '1 day', now() from generate_series(1, %(rows)s)
+    """
+    finished = """
+        insert into baton.messages (queue_name, payload, visible_at, created_at)
+        select 'done', '{"n": 1}', now(), now() from generate_series(1, %(rows)s);
+        delete from baton.messages where queue_name = 'done'
+    """
+
     def __init__(self):
         self.enqueue = {1: f"{SEND} \\gset\n"}
         self.finish = {1: claim_and_finish(CLAIM, ACK.format(""))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -26,8 +27,9 @@ FLOOR_SQL = "insert into bench.floor (n) values (1)"
 class Bench:
     """One throwaway cluster with the package installed; short: fewer and smaller rounds."""
 
-    def __init__(self, sql: Path, short: bool):
+    def __init__(self, sql: Path, short: bool, seconds: int | None = None):
         self.short = short
+        self.seconds = seconds or (5 if short else 20)
         settings = dict(SETTINGS)
         self.counts_statements = has_extension(find_bindir(), "pg_stat_statements")
         if self.counts_statements:
@@ -73,6 +75,14 @@ class Bench:
             else:
                 peer.prepare(self)
                 self.peers[peer.name] = peer
+
+    @contextlib.contextmanager
+    def committing(self, mode: str):
+        """What connects meanwhile, and says nothing else, commits so."""
+        with self.connect() as conn:
+            conn.execute(f"alter role postgres set synchronous_commit = {mode}")
+            yield
+            conn.execute("alter role postgres reset synchronous_commit")
 
     def wrap(self, name: str, sql: str):
         """A function that answers the ids of the rows which a statement gives: pgbench keeps only single rows."""

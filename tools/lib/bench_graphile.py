@@ -16,6 +16,18 @@ class Graphile(FromNpm):
     left = "select count(*) from graphile_worker._private_jobs where run_at <= now()"
     clear = "truncate graphile_worker._private_jobs"
 
+    delayed = """
+        insert into graphile_worker._private_jobs (task_id, payload, run_at)
+        select t.id, '{"n": 1}', now() + '1 day'
+        from graphile_worker._private_tasks as t cross join generate_series(1, %(rows)s) where t.identifier = 'bench'
+    """
+    finished = """
+        insert into graphile_worker._private_jobs (task_id, payload, priority)
+        select t.id, '{"n": 1}', 77
+        from graphile_worker._private_tasks as t cross join generate_series(1, %(rows)s) where t.identifier = 'bench';
+        delete from graphile_worker._private_jobs where priority = 77
+    """
+
     def prepare(self, bench):
         self.drive(bench, "schema")
         self.enqueue, self.finish = {}, {}

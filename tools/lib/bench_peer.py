@@ -27,6 +27,10 @@ class Peer:
     packages: list[str]
     driver: str  # a program beside this file: PROGRAM ACTION NUMBER ..., which answers a line of JSON
     schema: str
+    left: str  # counts the messages that are due and unclaimed
+    clear: str  # removes all
+    delayed: str  # adds messages that are not due for a day, and others that are finished
+    finished: str
     enqueue: dict[int, str] = {}
     finish: dict[int, str] = {}
     step = ""  # a durable step, of one and the same run from transaction to transaction

@@ -13,6 +13,15 @@ class PgBoss(FromNpm):
     left = "select count(*) from pgboss.job where name = 'bench' and state < 'active' and start_after <= now()"
     clear = "delete from pgboss.job where name = 'bench'"
 
+    delayed = """
+        insert into pgboss.job (name, data, start_after) select 'bench', '{"n": 1}', now() + '1 day'
+        from generate_series(1, %(rows)s)
+    """
+    finished = """
+        insert into pgboss.job (name, data, state, started_on, completed_on)
+        select 'bench', '{"n": 1}', 'completed', now(), now() from generate_series(1, %(rows)s)
+    """
+
     def prepare(self, bench):
         self.drive(bench, "schema")
         self.enqueue, self.finish = {}, {}

@@ -13,6 +13,17 @@ class Procrastinate(FromPyPI):
     left = "select count(*) from procrastinate_jobs where status = 'todo' and coalesce(scheduled_at, now()) <= now()"
     clear = "truncate procrastinate_jobs cascade"
 
+    delayed = """
+        set local session_replication_role = replica;
+        insert into procrastinate_jobs (queue_name, task_name, args, scheduled_at)
+        select 'bench', 'bench', '{"n": 1}', now() + '1 day' from generate_series(1, %(rows)s)
+    """
+    finished = """
+        set local session_replication_role = replica;
+        insert into procrastinate_jobs (queue_name, task_name, args, status, attempts)
+        select 'bench', 'bench', '{"n": 1}', 'succeeded', 1 from generate_series(1, %(rows)s)
+    """
+
     def prepare(self, bench):
         self.drive(bench, "schema")
         with bench.connect() as conn:

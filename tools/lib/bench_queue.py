@@ -19,9 +19,13 @@ BATON = Baton()
 IN_ONE = "baton: finish one, claim the next"
 
 
+def queues(bench: Bench) -> list:
+    return [BATON, *(peer for peer in bench.peers.values() if peer.enqueue)]
+
+
 def contenders(bench: Bench, batch: int):
     """The scripts of both halves, by name; each name with the one whose queue it is."""
-    owners = {peer.name: peer for peer in (BATON, *bench.peers.values()) if batch in peer.enqueue}
+    owners = {peer.name: peer for peer in queues(bench) if batch in peer.enqueue}
     enqueue = {name: peer.enqueue[batch] for name, peer in owners.items()}
     finish = {name: peer.finish[batch] for name, peer in owners.items() if batch in peer.finish}
     return owners, enqueue, finish | {IN_ONE: BATON.finish_and_next[batch]}
@@ -64,9 +68,8 @@ def by_many(bench: Bench, mode: str, batch: int, clients: int, messages: int) ->
 
 def clear(bench: Bench):
     with bench.connect() as conn:
-        for peer in (BATON, *bench.peers.values()):
-            if peer.enqueue:
-                conn.execute(peer.clear)
+        for peer in queues(bench):
+            conn.execute(peer.clear)
     bench.vacuum()
 
 

@@ -1,0 +1,111 @@
+"""A fan-out
+
+One step with many tasks: created and dispatched to the queue, worked off by 4 clients (complete the task in hand, claim
+and start the next, one commit), and the run replayed to its end. And the way from start_run to the first body:
+start_run, claim, begin_replay, then create_step, dispatch_tasks and end_replay in one transaction. Beside it the same
+number of jobs of graphile-worker, added a hundred at once, and of absurd, spawned one by one; and the way of a job from
+its enqueueing to its claim.
+"""
+
+from __future__ import annotations
+
+import time
+
+import bench_queue
+from bench_frame import FLOOR, FLOOR_SQL, MODES, Bench, percentile, table
+
+FIRST_BODY = r"""select run_id from baton.start_run('bench', '{"n": 1}', queue_name => 'first') \gset
+select message_id, delivery from baton.claim('first', visibility => '1 hour') \gset
+select replay_epoch, last_seq as seen_seq from baton.begin_replay(:message_id, :delivery) \gset
+begin;
+select outcome from baton.create_step(:run_id, :replay_epoch, 'step-0', '[{"n": 1}]') \gset
+select attempt from baton.dispatch_tasks(:run_id, :replay_epoch) where outcome = 'execute' \gset
+select outcome from baton.end_replay(:run_id, :replay_epoch, :seen_seq) \gset
+end;
+"""
+# Completes the task in hand, and takes the next.
+TASK = r"""\if :next_started = 0
+select message_id, delivery from baton.claim('many', visibility => '1 hour') \gset
+select run_id, task_index, attempt from baton.start_task(:message_id, :delivery) where outcome = 'execute' \gset
+\set next_started 1
+\else
+begin;
+select outcome from baton.complete_task(
+  :run_id, 'many', :task_index, :attempt, '{"n": 1}', :message_id, :delivery) \gset
+select message_id, delivery from baton.claim('many', visibility => '1 hour') \gset
+select run_id, task_index, attempt from baton.start_task(:message_id, :delivery) where outcome = 'execute' \gset
+end;
+\endif
+"""
+CLIENTS = 4
+
+
+def replay(conn, decide):
+    """Claims the run's message and replays: the statements of the transaction that ends it."""
+    message = conn.execute("select message_id, delivery from baton.claim('many', visibility => '1 hour')").fetchone()
+    replay = conn.execute("select run_id, replay_epoch, last_seq as seen_seq from baton.begin_replay(%s, %s)", message)
+    values = dict(zip((column.name for column in replay.description), replay.fetchone(), strict=True))
+    with conn.transaction():
+        for statement in decide:
+            conn.execute(statement, values)
+
+
+def fan_out(bench: Bench, mode: str, tasks: int) -> tuple[float, float, float]:
+    """Milliseconds to create and dispatch, tasks a second, milliseconds of the replay that ends the run."""
+    with bench.committing(mode), bench.connect() as conn:
+        conn.execute("select baton.start_run('bench', '{}', queue_name => 'many')")
+        started = time.perf_counter()
+        # Each client has one in hand at the end.
+        replay(conn, [
+            "select baton.create_step(%(run_id)s, %(replay_epoch)s, 'many', "
+            f"(select jsonb_agg(jsonb_build_object('n', i)) from generate_series(1, {tasks + CLIENTS}) as i))",
+            "select count(*) from baton.dispatch_tasks(%(run_id)s, %(replay_epoch)s, 0)",
+            "select baton.end_replay(%(run_id)s, %(replay_epoch)s, %(seen_seq)s)",
+        ])
+        created = time.perf_counter()
+        conn.execute("analyze")
+        rate = bench.rate(mode, TASK, tasks // CLIENTS + 1, CLIENTS)
+        conn.execute("""
+            select baton.complete_task(
+              t.run_id, t.step_slug, t.task_index, t.attempt, '{}', t.owner_message_id, t.owner_delivery)
+            from baton.tasks as t where t.step_slug = 'many' and t.status = 'started'
+        """)
+        worked_off = time.perf_counter()
+        replay(conn, ["select baton.complete_run(%(run_id)s, %(replay_epoch)s, '{}')"])
+        ended = time.perf_counter()
+        assert bench.value("select count(*) from baton.tasks where step_slug = 'many' and status <> 'completed'") == 0
+    return (created - started) * 1000, rate, (ended - worked_off) * 1000
+
+
+def run(bench: Bench) -> str:
+    rows = []
+    for tasks in (1000,) if bench.short else (1000, 10_000):
+        for mode, title in MODES.items():
+            bench_queue.clear(bench)
+            created, rate, ended = fan_out(bench, mode, tasks)
+            rows.append([f"baton: {tasks:,} tasks, {title}", f"{created:.0f}", f"{rate:.0f}", f"{ended:.1f}"])
+            for peer in bench.peers.values():
+                if peer.name in ("absurd", "graphile-worker"):
+                    batch = max(peer.enqueue)
+                    started = time.perf_counter()
+                    bench.rate(mode, peer.enqueue[batch], (tasks + CLIENTS) // batch + 1)
+                    created = (time.perf_counter() - started) * 1000
+                    bench.vacuum()
+                    rate = bench.rate(mode, peer.finish[1], tasks // CLIENTS, CLIENTS)
+                    rows.append([f"{peer.name}: {tasks:,}, {title}", f"{created:.0f}", f"{rate:.0f}", "–"])
+    text = table(["a fan-out", "create ms", "tasks a second", "last replay ms"], rows) + "\n"
+
+    scripts = {FLOOR: FLOOR_SQL + ";\n", "baton: to the first body": FIRST_BODY}
+    for peer in bench.peers.values():
+        if peer.finish:
+            claim = peer.finish[1].partition("\\gset")
+            prefix = "absurd_" if peer.name == "absurd" else ""
+            scripts[f"{peer.name}: enqueue, claim"] = peer.enqueue[1] + f"{claim[0]}\\gset {prefix}\n"
+    bench_queue.clear(bench)
+    rows = []
+    times = {mode: bench.times(mode, scripts, len(scripts) * (100 if bench.short else 400)) for mode in MODES}
+    for name in scripts:
+        rows.append([name] + [f"{percentile(times[mode][name], percent):.3f}" for mode in MODES for percent in (50, 99)])
+    bench_queue.clear(bench)
+    return text + table(["to the first body"] + [f"{MODES[mode]}: p{percent} ms" for mode in MODES
+                                                 for percent in (50, 99)], rows)
