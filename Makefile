@@ -44,7 +44,7 @@ bench: setup ## what it costs, beside a commit and beside others (from npm and P
 	@tools/bench $(ARGS)
 
 bench-cancel: setup ## how fast a cancellation is heard of, by NOTIFY and by asking; ARGS=--short
-	@tools/bench-cancel $(ARGS)
+	@tools/bench cancel $(ARGS)
 
 test: setup ## every test, on a throwaway cluster
 	@tools/test

@@ -15,7 +15,7 @@ from bench_frame import FLOOR, MODES, Bench, table
 
 
 def run(bench: Bench) -> str:
-    rounds, messages, rows = (1, 400, 50_000) if bench.short else (3, 800, 200_000)
+    rounds, messages, rows = (1, 400, 50_000) if bench.short else (3, 600, 200_000)
     figures = {False: {}, True: {}}
     bench_queue.clear(bench)
     for is_full in (False, True):
@@ -26,7 +26,7 @@ def run(bench: Bench) -> str:
                         with conn.transaction(), psycopg.ClientCursor(conn) as cursor:
                             cursor.execute(sql, {"rows": rows})
             bench.vacuum()
-        for _ in range(rounds):
+        for _ in bench.rounds(rounds, 60):
             for mode in MODES:
                 rates = bench_queue.in_turns(bench, mode, 1, messages)
                 for (half, name), rate in rates.items():

@@ -6,15 +6,18 @@ transaction (docs/guides/ownership.md). A run goes on for as many steps as the r
 
 from __future__ import annotations
 
+import re
 import statistics
 
+import bench_queue
 from bench_frame import FLOOR, FLOOR_SQL, MODES, Bench, percentile, table, target
 
 STEP = "baton: a step"
+FEW = "baton: a step, in fewer statements"
 JOB = "graphile-worker: claim + complete"
 
 # A run goes on from one transaction of a connection to the next.
-STEP_SCRIPT = r"""\if :started = 0
+START = r"""\if :started = 0
 select run_id from baton.start_run('bench', '{"n": 1}', queue_name => 'steps') \gset
 select message_id, delivery from baton.claim('steps', visibility => '1 hour') \gset
 select replay_epoch, last_seq as seen_seq from baton.begin_replay(:message_id, :delivery) \gset
@@ -26,10 +29,11 @@ end;
 \set n 0
 \set started 1
 \else
+"""
+STEP_SCRIPT = START + r"""\set read_seq :seen_seq
 begin;
 select outcome from baton.complete_task(
   :run_id, 'step-' || :n, 0, :attempt, '{"n": 1}', :message_id, :delivery) \gset
-\set read_seq :seen_seq
 select replay_epoch, last_seq as seen_seq from baton.begin_replay(:message_id, :delivery) \gset
 select seq, type, correlation_id, payload, created_at from baton.read_events(:run_id, :read_seq);
 \set n :n + 1
@@ -39,25 +43,46 @@ select outcome from baton.end_replay(:run_id, :replay_epoch, :seen_seq) \gset
 end;
 \endif
 """
+# The same verbs, as few statements as the decision in the middle allows.
+FEW_SCRIPT = START + r"""\set read_seq :seen_seq
+begin;
+select b.replay_epoch, b.last_seq as seen_seq
+from baton.complete_task(:run_id, 'step-' || :n, 0, :attempt, '{"n": 1}', :message_id, :delivery) as c
+left join lateral baton.begin_replay(:message_id, :delivery) as b on true \gset
+select seq, type, correlation_id, payload, created_at from baton.read_events(:run_id, :read_seq);
+\set n :n + 1
+select d.attempt
+from baton.create_step(:run_id, :replay_epoch, 'step-' || :n, '[{"n": 1}]') as s
+left join lateral (
+  select t.attempt from baton.dispatch_tasks(:run_id, :replay_epoch) as t where t.outcome = 'execute'
+) as d on true
+left join lateral baton.end_replay(:run_id, :replay_epoch, :seen_seq) as e on true \gset
+end;
+\endif
+"""
+for name in ("started", "run_id", "message_id", "delivery", "replay_epoch", "seen_seq", "read_seq", "attempt", "n"):
+    FEW_SCRIPT = re.sub(rf":{name}\b", f":few_{name}", FEW_SCRIPT).replace(f"\\set {name} ", f"\\set few_{name} ")
+FEW_SCRIPT = FEW_SCRIPT.replace("\\gset", "\\gset few_").replace("'steps'", "'few'")
 
 
-def count_steps(conn) -> int:
-    """The steps of the last run, each completed but the one whose body runs."""
-    return conn.execute(
-        "select count(*) from baton.steps as s where s.status = 'completed' and s.run_id = "
-        "(select r.run_id from baton.runs as r order by r.created_at desc limit 1)"
-    ).fetchone()[0]
+def count_steps(bench: Bench) -> list[int]:
+    """The completed steps of the last two runs, which are those of the two scripts."""
+    with bench.connect() as conn:
+        return sorted(count for count, in conn.execute("""
+            select (select count(*) from baton.steps as s where s.run_id = r.run_id and s.status = 'completed')
+            from baton.runs as r order by r.created_at desc limit 2
+        """))
 
 
 def run(bench: Bench) -> str:
     graphile = bench.peers.get("graphile-worker")
     peers = [peer for peer in bench.peers.values() if peer.step]
-    scripts = {FLOOR: FLOOR_SQL + ";\n", STEP: STEP_SCRIPT} | {f"{peer.name}: a step": peer.step for peer in peers}
+    scripts = {FLOOR: FLOOR_SQL + ";\n", STEP: STEP_SCRIPT, FEW: FEW_SCRIPT} | {f"{peer.name}: a step": peer.step for peer in peers}
     if graphile:
         scripts[JOB] = graphile.finish[1]
     steps, rounds = (300, 2) if bench.short else (1000, 3)
     figures = {mode: [] for mode in MODES}
-    for _ in range(rounds):
+    for _ in bench.rounds(rounds):
         for mode in MODES:
             if graphile:
                 bench.rate("off", graphile.enqueue[1], 2 * steps)
@@ -65,10 +90,8 @@ def run(bench: Bench) -> str:
             times = bench.times(mode, scripts, len(scripts) * steps)
             for name in times.keys() - {FLOOR, JOB}:
                 times[name].pop(0)  # which started the run
-            with bench.connect() as conn:
-                assert count_steps(conn) == len(times[STEP])
-                if graphile:
-                    conn.execute(graphile.clear)
+            assert count_steps(bench) == sorted([len(times[STEP]), len(times[FEW])])
+            bench_queue.clear(bench)
             figures[mode].append({name: [statistics.mean(v), percentile(v, 50), percentile(v, 99)]
                                   for name, v in times.items()})
 
@@ -82,8 +105,8 @@ def run(bench: Bench) -> str:
              f"{median(mode, name, 2):.3f}", f"{median(mode, name, 0, FLOOR):.2f}"] for name in scripts]) + "\n"
     for mode, limit in {"on": 0.7, "off": 1}.items():
         if graphile:
-            text += target(f"{STEP} against {JOB} ({MODES[mode]})", median(mode, STEP, 1, JOB), limit)
+            text += target(f"{FEW} against {JOB} ({MODES[mode]})", median(mode, FEW, 0, JOB), limit)
         if peers:
             best = min((f"{peer.name}: a step" for peer in peers), key=lambda name: median(mode, name, 0))
-            text += target(f"{STEP} against {best} ({MODES[mode]})", median(mode, STEP, 1, best), 0.5)
+            text += target(f"{FEW} against {best} ({MODES[mode]})", median(mode, FEW, 0, best), 0.5)
     return text

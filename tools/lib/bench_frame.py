@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psycopg
@@ -19,7 +20,7 @@ from cluster import Cluster, clean_environ, find_bindir, has_extension
 SETTINGS = {"fsync": "on", "full_page_writes": "on", "jit": "on", "shared_buffers": "512MB", "max_wal_size": "8GB"}
 MODES = {"on": "default durability", "off": "synchronous_commit off"}
 # Whether a run that goes on from transaction to transaction was started.
-VARIABLES = [part for name in ("", "next_", "absurd_", "dbos_") for part in ("-D", f"{name}started=0")]
+VARIABLES = [part for name in ("", "few_", "next_", "absurd_", "dbos_") for part in ("-D", f"{name}started=0")]
 FLOOR = "single-row commit"
 FLOOR_SQL = "insert into bench.floor (n) values (1)"
 
@@ -61,6 +62,14 @@ class Bench:
     def vacuum(self):
         with self.connect() as conn:
             conn.execute("vacuum analyze")
+
+    def rounds(self, number: int, seconds: int = 100):
+        """So many rounds, but none begins after so long."""
+        started = time.monotonic()
+        for self.round in range(1, number + 1):
+            yield self.round
+            if time.monotonic() - started > seconds:
+                return
 
     def value(self, sql: str):
         with self.connect() as conn:
@@ -133,7 +142,7 @@ class Bench:
     def machine(self) -> str:
         model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
         with self.connect() as conn:
-            (postgres,) = conn.execute("show server_version").fetchone()
+            postgres = conn.execute("show server_version").fetchone()[0].split()[0]
         return f"{os.cpu_count()} cores of {model[1] if model else os.uname().machine}, PostgreSQL {postgres}"
 
 
@@ -143,9 +152,9 @@ def statement(sql: str) -> str:
 
 
 def target(what: str, ratio: float, limit: float) -> str:
-    """A sentence on a ratio of times and the limit that it is meant to keep."""
+    """A line of a list: on a ratio of times and the limit that it is meant to keep."""
     verdict = "kept" if ratio <= limit else "missed"
-    return f"{what}: {ratio:.2f} times as long; meant to be at most {limit:g}: {verdict}.\n"
+    return f"- {what}: {ratio:.2f} times as long; meant to be at most {limit:g}: {verdict}.\n"
 
 
 def percentile(values: list[float], percent: int) -> float:

@@ -74,9 +74,9 @@ def clear(bench: Bench):
 
 
 def run(bench: Bench) -> str:
-    rounds, messages = (1, 400) if bench.short else (3, 800)
+    rounds, messages = (1, 400) if bench.short else (3, 600)
     figures = {}
-    for _ in range(rounds):
+    for _ in bench.rounds(rounds):
         for batch in BATCHES:
             for mode in MODES:
                 for clients in CLIENTS:

@@ -111,7 +111,7 @@ def run(bench: Bench) -> str:
         script.write("".join(statement(sql) for _, sql in cycle))
         script.flush()
         run_pgbench(bench, script, cycles, "off")  # warm up
-        for _ in range(rounds):
+        for _ in bench.rounds(rounds):
             bench.vacuum()
             for mode in MODES:
                 figures[mode].append(add_up(cycle, run_pgbench(bench, script, cycles, mode)))
