@@ -30,7 +30,7 @@ def run(bench: Bench) -> str:
             for mode in MODES:
                 rates = bench_queue.in_turns(bench, mode, 1, messages)
                 for (half, name), rate in rates.items():
-                    figures[is_full].setdefault((mode, half, name), []).append((rate, rates["enqueue", FLOOR] / rate))
+                    figures[is_full].setdefault((mode, half, name), []).append((rate, rates[half, FLOOR] / rate))
     bench_queue.clear(bench)
 
     def median(is_full, key, nth):

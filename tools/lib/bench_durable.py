@@ -77,7 +77,8 @@ def count_steps(bench: Bench) -> list[int]:
 def run(bench: Bench) -> str:
     graphile = bench.peers.get("graphile-worker")
     peers = [peer for peer in bench.peers.values() if peer.step]
-    scripts = {FLOOR: FLOOR_SQL + ";\n", STEP: STEP_SCRIPT, FEW: FEW_SCRIPT} | {f"{peer.name}: a step": peer.step for peer in peers}
+    scripts = {FLOOR: FLOOR_SQL + ";\n", STEP: STEP_SCRIPT, FEW: FEW_SCRIPT}
+    scripts |= {f"{peer.name}: a step": peer.step for peer in peers}
     if graphile:
         scripts[JOB] = graphile.finish[1]
     steps, rounds = (300, 2) if bench.short else (1000, 3)

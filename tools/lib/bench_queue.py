@@ -13,7 +13,7 @@ import statistics
 from bench_baton import Baton
 from bench_frame import FLOOR, FLOOR_SQL, MODES, Bench, table, target
 
-BATCHES = (1, 10, 100)
+BATCHES = {1: 1, 10: 3, 100: 10}  # and how many times as many messages
 CLIENTS = (1, 4, 16)
 BATON = Baton()
 IN_ONE = "baton: finish one, claim the next"
@@ -35,18 +35,17 @@ def in_turns(bench: Bench, mode: str, batch: int, messages: int) -> dict[tuple[s
     """One client that draws by lot whose turn it is: messages a second, by half and name."""
     owners, enqueue, finish = contenders(bench, batch)
     transactions = max(messages // batch, 10)
-    times = bench.times(mode, enqueue | {FLOOR: FLOOR_SQL + ";\n"}, transactions * (len(enqueue) + 1))
-    rates = {("enqueue", name): batch * 1000 / statistics.mean(v) for name, v in times.items() if name != FLOOR}
-    if batch == 1:
-        rates["enqueue", FLOOR] = 1000 / statistics.mean(times[FLOOR])
+    floor = {FLOOR: FLOOR_SQL + ";\n"}
+    put = bench.times(mode, enqueue | floor, transactions * (len(enqueue) + 1))
     for name in finish:  # more than what chance may take
         bench.rate("off", owners.get(name, BATON).enqueue[batch], transactions + 20)
     before = {name: bench.value(owner.left) for name, owner in owners.items()}
-    times = bench.times(mode, finish, transactions * len(finish))
+    taken = bench.times(mode, finish | floor, transactions * (len(finish) + 1))
     for name, owner in owners.items():
-        gone = batch * sum(len(times[n]) for n in finish if owners.get(n, BATON) is owner)
+        gone = batch * sum(len(taken[n]) for n in finish if owners.get(n, BATON) is owner)
         assert before[name] - bench.value(owner.left) == gone, f"{name} has lost count"
-    return rates | {("finish", name): batch * 1000 / statistics.mean(v) for name, v in times.items()}
+    return {(half, name): (1 if name == FLOOR else batch) * 1000 / statistics.mean(times)
+            for half, all_times in {"enqueue": put, "finish": taken}.items() for name, times in all_times.items()}
 
 
 def by_many(bench: Bench, mode: str, batch: int, clients: int, messages: int) -> dict[tuple[str, str], float]:
@@ -80,22 +79,23 @@ def run(bench: Bench) -> str:
         for batch in BATCHES:
             for mode in MODES:
                 for clients in CLIENTS:
-                    number = messages * (1 if batch == 1 else 3)
+                    number = messages * BATCHES[batch]
                     rates = (in_turns(bench, mode, batch, number) if clients == 1 else
                              by_many(bench, mode, batch, clients, number))
                     for key, rate in rates.items():
                         figures.setdefault((mode, batch, clients, *key), []).append(rate)
                     clear(bench)
     rates = {key: statistics.median(values) for key, values in figures.items()}
+    columns = [(batch, clients) for batch in BATCHES for clients in CLIENTS]
+    names = [", ".join([f"{batch} by {batch}"] * (batch > 1) + ["1 client" if clients == 1 else f"{clients} clients"])
+             for batch, clients in columns]
     text = ""
     for mode, title in MODES.items():
-        head = [f"{title}: a second"] + [f"{batch} by {batch}, {clients} clients" if batch > 1 else f"{clients} clients"
-                                         for batch in BATCHES for clients in CLIENTS]
         for half, verb in {"enqueue": "enqueue", "finish": "claim + finish"}.items():
-            names = dict.fromkeys(key[4] for key in rates if key[3] == half)
-            text += table([head[0].replace("a second", f"{verb}, a second"), *head[1:]], [
-                [name] + [f"{rates[key]:.0f}" if (key := (mode, batch, clients, half, name)) in rates else "–"
-                          for batch in BATCHES for clients in CLIENTS] for name in names]) + "\n"
+            text += table([f"{title}: {verb}, a second", *names], [
+                [name] + [f"{rates[key]:.0f}" if (key := (mode, *column, half, name)) in rates else "–"
+                          for column in columns]
+                for name in dict.fromkeys(key[4] for key in rates if key[3] == half)]) + "\n"
     peers = [peer.name for peer in bench.peers.values()]
     for mode, title in MODES.items():
         for half, ours, batch, limit in (
