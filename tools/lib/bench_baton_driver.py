@@ -67,7 +67,7 @@ def run_steps(number):
                                  "queue_name => 'bench')", [number]).fetchone()
         while conn.execute("select status from baton.get_run(%s)", [run_id]).fetchone()[0] != "completed":
             time.sleep(0.2)
-    worker.stopping = True
+    worker.drain()
     thread.join()
     return {"first": (bodies[0] - started) * 1000, "steps": [(b - a) * 1000 for a, b in zip(bodies, bodies[1:])]}
 

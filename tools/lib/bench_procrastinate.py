@@ -28,6 +28,8 @@ class Procrastinate(FromPyPI):
         self.drive(bench, "schema")
         with bench.connect() as conn:
             (worker,) = conn.execute("select worker_id from procrastinate_register_worker_v1()").fetchone()
+            # A worker of theirs would remove it when it has been silent.
+            conn.execute("update procrastinate_workers set last_heartbeat = 'infinity' where id = %s", [worker])
         self.enqueue = {}
         for batch in (1, 10, 100):
             logged = self.learn(bench, batch)
