@@ -225,7 +225,7 @@ begin
           perform baton._incident(
             v_now, 'owned_recovery', queue_name => v_run.queue_name, message_id => v_message.message_id,
             run_id => v_run.run_id, step_slug => v_task.step_slug, task_index => v_task.task_index,
-            detail => jsonb_build_object('attempt', v_task.attempt + 1)
+            detail => jsonb_build_object('attempt', v_task.attempt)
           );
         else
           v_owned.running := v_owned.running + 1;

@@ -3,7 +3,7 @@
  */
 -- Spends the receipt that a dead owner was started under, so that its late extend is lost; the caller has found it dead
 -- under its row's lock.
-create or replace function baton._take_over(run baton.runs, task baton.tasks, by_message_id bigint, at timestamptz)
+create or replace function baton._take_over(task baton.tasks, by_message_id bigint)
 returns void
 language plpgsql
 volatile
@@ -16,14 +16,6 @@ begin
     and m.message_id <> _take_over.by_message_id
     and m.delivery = (_take_over.task).owner_delivery
     and m.claimed_at is not null;
-  perform baton._incident(
-    _take_over.at,
-    case when (_take_over.task).owner_message_id = _take_over.by_message_id then 'owned_recovery' else 'takeover' end,
-    queue_name => (_take_over.run).queue_name, run_id => (_take_over.run).run_id,
-    message_id => (_take_over.task).owner_message_id, step_slug => (_take_over.task).step_slug,
-    task_index => (_take_over.task).task_index,
-    detail => jsonb_build_object('attempt', (_take_over.task).attempt)
-  );
 end;
 $$;
 
@@ -131,7 +123,7 @@ begin
     when 'recover' then
       outcome := 'execute';
       v_task.lapses := v_task.lapses + 1;
-      perform baton._take_over(v_run, v_task, v_message.message_id, v_now);
+      perform baton._take_over(v_task, v_message.message_id);
       if v_task.lapses >= (select s.max_lapses from baton.settings as s where s.singleton) then
         outcome := 'skip';
         v_run := baton._exhaust_task(v_run, v_task, jsonb_build_object('reason', 'max_lapses'), v_now);
@@ -145,6 +137,12 @@ begin
         delete from baton.messages as m where m.message_id = v_message.message_id;
         return;
       end if;
+      perform baton._incident(
+        v_now, case when v_task.owner_message_id = v_message.message_id then 'owned_recovery' else 'takeover' end,
+        queue_name => v_run.queue_name, run_id => v_run.run_id, message_id => v_task.owner_message_id,
+        step_slug => v_task.step_slug, task_index => v_task.task_index,
+        detail => jsonb_build_object('attempt', v_task.attempt)
+      );
   end case;
 
   v_run := baton._start(v_run, v_task, v_message, v_now);

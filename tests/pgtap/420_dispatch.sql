@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(149);
+select plan(150);
 
 -- Not started: execute up to the limit, the others are sent
 
@@ -89,6 +89,7 @@ select results_eq(
   format('select %s::bigint, baton._now()', :r2d), 'owned recovery: under the new delivery'
 );
 select is(baton_test.incidents_of('r'), 'owned_recovery', 'owned recovery: an incident tells');
+select is((select i.detail ->> 'attempt' from baton.incidents as i where i.run_id = 'r'), '1', 'owned recovery: which attempt was lost');
 select is(baton_test.log('r'), 'task_started 0#1, task_started 0#2', 'owned recovery: and an event');
 select is(baton_test.dispatch('r', :r2e), 'running s/0#2', 'owned recovery: once');
 select is(baton_test.dispatch('r', :r2e, 0), 'running s/0#2', 'owned recovery: it runs here now');
