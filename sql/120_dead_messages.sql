@@ -202,8 +202,7 @@ begin
       for update of m skip locked
     )
     delete from baton.messages as m
-    using free as f
-    where m.message_id = f.message_id
+    where m.message_id = any (array(select f.message_id from free as f))
     returning m.message_id, m.queue_name
   loop
     v_removed := v_removed || v_message.message_id;
