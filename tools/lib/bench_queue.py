@@ -44,8 +44,9 @@ def in_turns(bench: Bench, mode: str, batch: int, messages: int) -> dict[tuple[s
     for name, owner in owners.items():
         gone = batch * sum(len(taken[n]) for n in finish if owners.get(n, BATON) is owner)
         assert before[name] - bench.value(owner.left) == gone, f"{name} has lost count"
-    return {(half, name): (1 if name == FLOOR else batch) * 1000 / statistics.mean(times)
-            for half, all_times in {"enqueue": put, "finish": taken}.items() for name, times in all_times.items()}
+    return {(half, name): batch * 1000 / statistics.mean(times)
+            for half, all_times in {"enqueue": put, "finish": taken}.items() for name, times in all_times.items()
+            if batch == 1 or name != FLOOR}
 
 
 def by_many(bench: Bench, mode: str, batch: int, clients: int, messages: int) -> dict[tuple[str, str], float]:
