@@ -60,7 +60,7 @@ def heard(listener, conn):
     """What the control channel has said up to a marker, which is sent last and so heard last."""
     conn.execute("select pg_notify('baton_control', 'marker')")
     found = []
-    for notification in listener.notifies(timeout=10):
+    for notification in listener.notifies(timeout=60):
         if notification.payload == "marker":
             return found
         found.append(json.loads(notification.payload))

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from cluster import clean_environ
-from conftest import ROOT, wait_until
+from conftest import PATIENCE, ROOT, wait_until
 
 SECRET = "s3cret-0f-the-te5ts"
 EXAMPLES = ROOT / os.environ.get("BATON_EXAMPLES", "docs/examples")  # tools/mutants sets it
@@ -44,14 +44,14 @@ class Program:
             assert not ended, f"it ended without {text!r}:\n{self.text()}"
 
         try:
-            wait_until(said, f"{text!r} {times} times in the output", timeout=20)
+            wait_until(said, f"{text!r} {times} times in the output")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.text()}") from None
 
     def signal(self, number=signal.SIGTERM):
         self.process.send_signal(number)
 
-    def wait(self, timeout=20):
+    def wait(self, timeout=PATIENCE):
         return self.process.wait(timeout)
 
     def end(self):

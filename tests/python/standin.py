@@ -31,14 +31,14 @@ def install(connection, *names):
 
 
 @contextlib.contextmanager
-def running(dsn, timeout=20):
+def running(dsn):
     """Run the sender for the database that `dsn` names, whose stand-in is installed; entered once it is up."""
     sender = subprocess.Popen(
         [sys.executable, str(STANDIN / "pg_net_sender.py"), dsn], stdin=subprocess.DEVNULL, env=dict(os.environ)
     )
     try:
         with psycopg.connect(dsn, autocommit=True) as connection:
-            wait_until(lambda: sender.poll() is not None or worker_is_up(connection), "the sender is up", timeout)
+            wait_until(lambda: sender.poll() is not None or worker_is_up(connection), "the sender is up")
         if sender.poll() is not None:
             raise RuntimeError(f"the sender of the pg_net stand-in ended with {sender.returncode}")
         yield sender
@@ -133,7 +133,7 @@ class HttpTarget:
         with self._changed:
             return [a for a in self._arrivals if path in (None, a.path)]
 
-    def wait(self, path=None, count=1, timeout=10, finished=False):
+    def wait(self, path=None, count=1, timeout=60, finished=False):
         """The arrivals at `path`, once there are `count` (that have been answered, with `finished`)."""
 
         def enough():

@@ -224,7 +224,7 @@ def test_ends_and_completing_sessions_in_opposite_orders_never_deadlock(db, serv
     in the opposite order, having extended them in the same transaction."""
     conn = db.connect()
     runs = prepare(conn)
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=60)
     wrong, outcomes = [], {"completed": 0, "too_late": 0}
 
     def end(own, r, n):

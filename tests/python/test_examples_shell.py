@@ -48,7 +48,7 @@ class Shop:
         def run():
             return self.conn.execute("select * from baton.get_run(%s)", [run_id]).fetchone()
 
-        wait_until(lambda: run().ended_at, f"{run_id} has ended", timeout=20, every=0.02)
+        wait_until(lambda: run().ended_at, f"{run_id} has ended", every=0.02)
         assert run().status == status, run()
         return run()
 
@@ -57,13 +57,13 @@ class Shop:
         return file.read_text().splitlines() if file.exists() else []
 
     def wait_lines(self, count):
-        wait_until(lambda: len(self.lines()) >= count, f"{count} marks", timeout=20, every=0.02)
+        wait_until(lambda: len(self.lines()) >= count, f"{count} marks", every=0.02)
 
     def messages(self):
         return self.conn.execute("select * from baton.messages").fetchall()
 
     def wait_empty(self):
-        wait_until(lambda: not self.messages(), "all are handled", timeout=20, every=0.02)
+        wait_until(lambda: not self.messages(), "all are handled", every=0.02)
 
 
 @pytest.fixture
@@ -108,12 +108,12 @@ def test_killed_in_hand_another_handles_it(shop):
 
 def test_a_long_command_keeps_its_message(shop):
     for _ in range(2):
-        shop.worker(GATED, visibility=1)
+        shop.worker(GATED, visibility=3)
     shop.send({"order": 7})
     shop.wait_lines(1)
     (first,) = shop.messages()
-    wait_until(lambda: (shop.messages()[0].visible_at - first.visible_at).total_seconds() > 2, "extended beyond two claims",
-               timeout=20, every=0.05)
+    wait_until(lambda: (shop.messages()[0].visible_at - first.visible_at).total_seconds() > 3, "extended beyond a claim",
+               every=0.05)
     (shop.folder / "gate").touch()
     shop.wait_empty()
     assert len(shop.lines()) == 1

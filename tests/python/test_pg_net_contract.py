@@ -58,7 +58,7 @@ class Net:
             " from net._http_response as r where r.id = %s"
         )
         cursor = (connection or self.connection).cursor(row_factory=psycopg.rows.namedtuple_row)
-        return wait_until(lambda: cursor.execute(query, [request_id]).fetchone(), f"response {request_id}", 15)
+        return wait_until(lambda: cursor.execute(query, [request_id]).fetchone(), f"response {request_id}")
 
     def settle(self):
         """Let everything that was committed so far be sent."""
@@ -88,7 +88,7 @@ def real_pg_net(admin, dsn):
             connection.execute(
                 "select pg_terminate_backend(a.pid) from pg_stat_activity as a where a.application_name like 'pg_net %'"
             )
-            wait_until(lambda: standin.worker_is_up(connection), "pg_net's worker is up", 20)
+            wait_until(lambda: standin.worker_is_up(connection), "pg_net's worker is up")
         yield tuple(int(part) for part in version.split("."))
     finally:
         admin.execute("alter system reset pg_net.database_name")
@@ -335,6 +335,6 @@ def test_a_running_worker_is_seen_by_its_check_and_by_its_application_name(net):
 def test_a_request_queued_right_after_a_restart_of_the_worker_is_sent_once(net):
     assert net.value("select net.worker_restart()") is True
     net.post("/after-restart")
-    net.target.wait("/after-restart", timeout=15)
+    net.target.wait("/after-restart")
     net.settle()
     assert len(net.target.arrivals("/after-restart")) == 1

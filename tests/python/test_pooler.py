@@ -247,7 +247,7 @@ def workers(pooled, tmp_path):
         dsn = pooled.cluster.dsn(pooled.name, user="baton_test_worker")
         for number in range(2):
             made.append(Program(tmp_path / f"{number}.log", [ROOT / "docs/examples" / file], {
-                "DATABASE_URL": dsn, "QUEUE_NAME": "q", "POLL_SECONDS": "0.05", "VISIBILITY_SECONDS": "1"}))
+                "DATABASE_URL": dsn, "QUEUE_NAME": "q", "POLL_SECONDS": "0.05", "VISIBILITY_SECONDS": "60"}))
         for program in made:
             program.wait_for("ready")
         return made
@@ -265,7 +265,7 @@ def outputs(pooled, count):
         runs = client.execute("select status from baton.runs").fetchall()
         return len(runs) == count and all(run.status == "completed" for run in runs)
 
-    wait_until(completed, f"{count} runs are completed", timeout=20, every=0.05)
+    wait_until(completed, f"{count} runs are completed", every=0.05)
     assert messages(client) == []
     return [client.execute("select * from baton.get_run(%s)", (row.run_id,)).fetchone().output
             for row in client.execute("select run_id from baton.runs order by run_id").fetchall()]

@@ -721,7 +721,7 @@ def heard(listener, conn):
     """The notifications up to a marker, which is sent last and so heard last."""
     conn.execute("select pg_notify('baton_messages', 'marker')")
     found = []
-    for notification in listener.notifies(timeout=10):
+    for notification in listener.notifies(timeout=60):
         if notification.payload == "marker":
             return found
         found.append((notification.channel, notification.payload))

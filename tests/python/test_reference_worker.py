@@ -8,6 +8,31 @@ import pytest
 from conftest import ROOT, wait_until
 from programs import SECRET, free_port, role, sender, worker
 
+# Its initialisation, and messages that say so, wait until a gate opens.
+GATED = """
+import asyncio, os, signal, sys
+import uvicorn, worker_http
+
+handle = worker_http.handle
+
+async def gate(name):
+    while not os.path.exists(os.environ["FOLDER"] + "/" + name):
+        await asyncio.sleep(0.02)
+
+async def initialise():
+    worker_http.log("it boots")
+    await gate("boot")
+
+async def gated(message):
+    if message["payload"].get("gated"):
+        await gate("work")
+    await handle(message)
+
+worker_http.initialise, worker_http.handle = initialise, gated
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+uvicorn.run(worker_http.app, port=int(os.environ["PORT"]))
+"""
+
 
 class Fleet:
     """One function with its sender and its worker processes."""
@@ -24,14 +49,14 @@ class Fleet:
     def worker(self, **env):
         """A process that listens, and its URL."""
         port = free_port()
-        program = worker(self.db, self.folder / f"worker-{port}.log", port, user=self.worker_role, **env)
+        program = worker(self.db, self.folder / f"worker-{port}.log", port, user=self.worker_role, FOLDER=self.folder, **env)
         self.programs.append(program)
         program.wait_for("running on")
         program.url = f"http://127.0.0.1:{port}/"
         return program
 
     def register(self, url, **more):
-        arguments = {"url": url, "secret_name": "key", "debounce": "1 s", "heartbeat_timeout": "2 s", **more}
+        arguments = {"url": url, "secret_name": "key", "debounce": "1 s", "heartbeat_timeout": "30 s", **more}
         named = ", ".join(f"{name} => %({name})s" for name in arguments)
         self.conn.execute(f"select baton.register_worker_function('orders', {named})", arguments)
 
@@ -40,13 +65,16 @@ class Fleet:
         rows = self.conn.execute("select * from baton.ensure_workers()").fetchall()
         return [row.invocation_id for row in rows if row.outcome == "reserved"]
 
+    def open_gate(self, name):
+        (self.folder / name).touch()
+
     def function(self):
         return self.conn.execute("select * from baton.worker_functions").fetchone()
 
     def workers(self, where="true"):
         return self.conn.execute(f"select * from baton.workers as w where {where} order by w.started_at").fetchall()
 
-    def wait_ready(self, tick=False, more_than=0, timeout=20):
+    def wait_ready(self, tick=False, more_than=0):
         """Until more than so many workers were accepted; ticking, if asked to. The ids that the ticks reserved."""
         reserved = []
 
@@ -54,7 +82,7 @@ class Fleet:
             if tick:
                 reserved.extend(self.tick())
             return self.function().invocation_status == "ready" and len(self.workers()) > more_than
-        wait_until(ready, "a worker is accepted", timeout=timeout, every=0.05)
+        wait_until(ready, "a worker is accepted", every=0.05)
         return reserved
 
     def request(self, url, body=None, token=SECRET):
@@ -107,15 +135,7 @@ def test_from_the_tick_to_the_handled_message(fleet, server_log):
 
 
 def test_a_boot_longer_than_the_debounce_is_requested_once(fleet):
-    program = fleet.worker(BOOT_SECONDS=3, code="""
-import worker_http, uvicorn
-boot = worker_http.initialise
-async def initialise():
-    worker_http.log("it boots")
-    await boot()
-worker_http.initialise = initialise
-uvicorn.run(worker_http.app, port=int(worker_http.os.environ["PORT"]))
-""")
+    program = fleet.worker(code=GATED)
     fleet.register(program.url)
     [invocation_id] = fleet.tick()
     program.wait_for("202 Accepted")
@@ -123,19 +143,26 @@ uvicorn.run(worker_http.app, port=int(worker_http.os.environ["PORT"]))
     assert fleet.request(program.url, {"invocation_id": str(invocation_id)}) == (
         202, {"status": "starting", "invocation_id": str(invocation_id)})
     assert fleet.request(program.url) == (202, {"status": "pending"})
-    assert fleet.wait_ready(tick=True) == [], "no tick reserved another start"
+
+    def debounced():
+        assert fleet.tick() == [], "no tick reserves another start"
+        return fleet.conn.execute("select clock_timestamp() > last_invoked_at + 2 * debounce"
+                                  " from baton.worker_functions").fetchone()[0]
+
+    wait_until(debounced, "the debounce is long over", every=0.05)
+    fleet.open_gate("boot")
+    assert fleet.wait_ready(tick=True) == []
     assert len(fleet.workers()) == 1
-    waited = fleet.conn.execute("select w.started_at - f.last_invoked_at > 2 * f.debounce"
-                                " from baton.workers as w, baton.worker_functions as f").fetchone()[0]
-    assert waited, "the debounce was long over"
     assert fleet.sender.text().count("acked") == 1 and program.text().count("it boots") == 1
 
 
 def test_of_two_runtimes_that_boot_for_one_request_one_is_accepted(fleet):
-    first, second = fleet.worker(BOOT_SECONDS=1), fleet.worker(BOOT_SECONDS=1)
+    first, second = fleet.worker(code=GATED), fleet.worker(code=GATED)
     fleet.register(first.url)
     [invocation_id] = fleet.tick()
+    first.wait_for("it boots")
     assert fleet.request(second.url, {"invocation_id": str(invocation_id)})[0] == 202
+    fleet.open_gate("boot")
     fleet.wait_ready()
     wait_until(lambda: "rejected already_accepted" in first.text() + second.text(), "the other one is refused")
     assert len(fleet.workers()) == 1
@@ -159,21 +186,28 @@ def test_a_manual_start_of_a_disabled_function_is_refused(fleet):
 
 
 def test_a_start_slower_than_the_pending_timeout_is_refused(fleet):
-    program = fleet.worker(BOOT_SECONDS=1.5)
-    fleet.register(program.url, pending_timeout="1 s")
+    program = fleet.worker(code=GATED)
+    fleet.register(program.url, pending_timeout="3 s")
     fleet.tick()
+    program.wait_for("it boots")
+    wait_until(lambda: fleet.conn.execute("select clock_timestamp() >= invocation_expires_at from baton.worker_functions"
+                                          ).fetchone()[0], "it has expired", every=0.05)
+    fleet.open_gate("boot")
     program.wait_for("rejected")
     assert fleet.workers() == []
 
 
 def test_a_request_that_comes_while_an_expired_start_goes_on_is_served_by_it(fleet):
     """The runtime accepts with the newest id that it was asked for, after one boot."""
-    program = fleet.worker(BOOT_SECONDS=4.5)
+    program = fleet.worker(code=GATED)
     fleet.register(program.url, pending_timeout="3 s")
     [first] = fleet.tick()
-    fleet.wait_ready(tick=True)
+    wait_until(lambda: fleet.tick() or program.text().count("202 Accepted") > 1, "it is asked again", every=0.05)
+    program.wait_for("202 Accepted", times=2)
+    fleet.open_gate("boot")
+    fleet.wait_ready()
     assert fleet.function().invocation_id != first
-    assert len(fleet.workers()) == 1 and program.text().count("accepted") == 1
+    assert len(fleet.workers()) == 1 and program.text().count("it boots") == 1
 
 
 def test_a_failed_initialisation_dismisses_with_its_reason(fleet):
@@ -204,12 +238,13 @@ def test_sigterm_while_initialising_dismisses_at_once(fleet):
 
 
 def test_an_acceptance_whose_connection_breaks_is_repeated(fleet):
-    program = fleet.worker(BOOT_SECONDS=0.5)
+    program = fleet.worker(code=GATED)
     fleet.register(program.url)
     fleet.tick()
     program.wait_for("202 Accepted")
     fleet.conn.execute("begin")
     fleet.conn.execute("select from baton.worker_functions for update")
+    fleet.open_gate("boot")
     observer = fleet.db.connect()
     waiting = """select pid from pg_stat_activity where query like '%%accept_worker_invocation%%'
                  and cardinality(pg_blocking_pids(pid)) > 0 and datname = current_database() and pid <> %s"""
@@ -222,11 +257,12 @@ def test_an_acceptance_whose_connection_breaks_is_repeated(fleet):
 
 
 def test_sigterm_drains_while_the_replacement_starts(fleet):
-    old, new = fleet.worker(), fleet.worker()
+    old, new = fleet.worker(code=GATED), fleet.worker(code=GATED)
+    fleet.open_gate("boot")
     fleet.register(old.url)
     fleet.tick()
     fleet.wait_ready()
-    fleet.send('{"seconds": 4}')
+    fleet.send('{"gated": true}')
     claimed = "select claimed_at from baton.messages"
     wait_until(lambda: fleet.conn.execute(claimed).fetchone()[0], "the message is in hand")
     fleet.register(new.url)
@@ -235,19 +271,20 @@ def test_sigterm_drains_while_the_replacement_starts(fleet):
     fleet.wait_ready(tick=True, more_than=1)
     assert old.process.poll() is None, "the old one is still at work"
     assert fleet.workers("w.stopped_at is not null") == []
+    fleet.open_gate("work")
     assert old.wait() == 0
-    assert 'handled {"seconds": 4}' in old.text() and fleet.left() == 0
+    assert 'handled {"gated": true}' in old.text() and fleet.left() == 0
     assert len(fleet.workers()) == 2 and len(fleet.workers("w.stopped_at is null")) == 1
     assert fleet.function().failed_starts == 0
 
 
 def test_a_killed_worker_is_replaced_after_its_heartbeat_timeout(fleet):
     old, new = fleet.worker(), fleet.worker()
-    fleet.register(old.url)
+    fleet.register(old.url, heartbeat_timeout="2 s")
     fleet.tick()
     fleet.wait_ready()
     wait_until(lambda: fleet.workers("w.last_heartbeat_at > w.started_at"), "it has sent a heartbeat")
-    fleet.register(new.url)
+    fleet.register(new.url, heartbeat_timeout="2 s")
     old.signal(signal.SIGKILL)
     old.wait()
     [reserved] = fleet.wait_ready(tick=True, more_than=1)
@@ -277,19 +314,21 @@ def test_a_deprecated_worker_ends_and_the_process_starts_another_one(fleet):
 
 
 def test_a_message_longer_than_its_visibility_is_extended_and_handled_once(fleet):
-    fleet.conn.execute("update baton.settings set visibility = '1 s'")
-    program = fleet.worker()
+    fleet.conn.execute("update baton.settings set visibility = '2 s'")
+    program = fleet.worker(code=GATED)
+    fleet.open_gate("boot")
     fleet.register(program.url)
-    fleet.send('{"seconds": 2.5}')
+    fleet.send('{"gated": true}')
     fleet.tick()
-    claimed = "select claimed_at from baton.messages"
-    wait_until(lambda: fleet.conn.execute(claimed).fetchone()[0], "the message is in hand")
+    wait_until(lambda: fleet.conn.execute("select claimed_at from baton.messages").fetchone()[0], "the message is in hand")
 
-    def handled():
+    def longer():
         assert fleet.conn.execute("select * from baton.claim('orders')").fetchall() == [], "nobody else gets it"
-        return fleet.left() == 0
+        return fleet.conn.execute("select clock_timestamp() > claimed_at + interval '2.5 s' from baton.messages").fetchone()[0]
 
-    wait_until(handled, "it is handled")
+    wait_until(longer, "its claim would have run out", every=0.05)
+    fleet.open_gate("work")
+    wait_until(lambda: fleet.left() == 0, "it is handled")
     assert program.text().count("handled") == 1
 
 

@@ -618,7 +618,7 @@ def test_racing_ends_write_one_terminal_event_and_all_are_told_the_truth(db, con
     epochs = dict(conn.execute("select b.run_id, b.replay_epoch from baton.claim('q', max_messages => %s) as c,"
                                " baton.begin_replay(c.message_id, c.delivery) as b", (rounds,)).fetchall())
     assert len(epochs) == rounds
-    barrier = threading.Barrier(3, timeout=30)
+    barrier = threading.Barrier(3, timeout=60)
     told = {name: {} for name in ENDS}
 
     def race(name):
@@ -710,7 +710,7 @@ def test_ten_sessions_recover_a_run_once(db, conn):
         start(conn, f"lost {n}")
     conn.execute("delete from baton.messages")
     for _ in range(3):
-        barrier = threading.Barrier(10, timeout=30)
+        barrier = threading.Barrier(10, timeout=60)
         sessions = [db.connect() for _ in range(10)]
         found = []
 

@@ -90,7 +90,7 @@ def test_in_the_middle_of_load_nothing_is_lost_that_was_answered(make_cluster, m
             trouble(cluster, rng)
         shop.conn = db.connect()
         wait_until(lambda: not shop.conn.execute("select from baton.runs where ended_at is null"
-                                                 " and run_id <> 'listens'").fetchall(), "all runs have ended", timeout=30)
+                                                 " and run_id <> 'listens'").fetchall(), "all runs have ended")
     finally:
         mail.close()
         for worker in shop.living():

@@ -56,7 +56,7 @@ def hammer(db, functions, seconds, enable=()):
     for thread in threads:
         thread.start()
     ends.append(time.monotonic() + seconds)
-    start.wait(timeout=10)
+    start.wait(timeout=60)
     for thread in threads:
         thread.join(seconds + 30)
         assert not thread.is_alive()

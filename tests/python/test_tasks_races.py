@@ -792,7 +792,7 @@ def test_no_two_verbs_wait_for_each_other(clock_db, first, second, server_log, v
 
 
 def wait_settled_or_blocked(conn, session):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not session.done():
         if conn.execute("select pg_blocking_pids(%s)", (session.pid,)).fetchone()[0]:
             return
@@ -805,7 +805,7 @@ def test_random_pairs_of_verbs_never_deadlock(db, server_log):
     conn, until = db.connect(), time.monotonic() + RANDOM_SECONDS
     boards = [Board(conn, "run 0")]
     done, failed = [], []
-    barrier = threading.Barrier(4, timeout=30)
+    barrier = threading.Barrier(4, timeout=60)
 
     def renew():
         conn.execute("delete from baton.messages")
@@ -916,7 +916,7 @@ def test_with_message_notify_on_a_dispatch_names_its_queue_for_what_it_sends(con
     def heard():
         """The queues that were named, each as often as it was; a marker is heard last."""
         conn.execute("notify baton_messages, 'marker'")
-        return list(itertools.takewhile("marker".__ne__, (n.payload for n in listener.notifies(timeout=10))))
+        return list(itertools.takewhile("marker".__ne__, (n.payload for n in listener.notifies(timeout=60))))
 
     inline(conn, inputs=[1, 2, 3])
     conn.execute("delete from baton.messages where kind = 'task'")

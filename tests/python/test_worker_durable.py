@@ -151,8 +151,8 @@ class Shop:
     def ended(self, run_id="r"):
         return self.run(run_id).ended_at
 
-    def wait(self, status, run_id="r", timeout=20):
-        wait_until(lambda: self.ended(run_id), f"{run_id} has ended", timeout=timeout, every=0.02)
+    def wait(self, status, run_id="r"):
+        wait_until(lambda: self.ended(run_id), f"{run_id} has ended", every=0.02)
         assert self.run(run_id).status == status, self.run(run_id)
         return self.run(run_id)
 
@@ -164,7 +164,7 @@ class Shop:
                 in (line.split("|") for line in lines)]
 
     def wait_marks(self, count):
-        wait_until(lambda: len(self.marks()) >= count, f"{count} marks", timeout=20, every=0.02)
+        wait_until(lambda: len(self.marks()) >= count, f"{count} marks", every=0.02)
 
     def open_gate(self, worker=None):
         (self.folder / (f"gate.{worker.process.pid}" if worker else "gate")).touch()
@@ -181,7 +181,7 @@ class Shop:
 
     def wait_empty(self):
         wait_until(lambda: not self.conn.execute("select from baton.messages").fetchall(), "no message is left",
-                   timeout=20, every=0.05)
+                   every=0.05)
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def shop(db, tmp_path):
 
 
 def test_a_fan_out_over_four_processes_with_random_kills_completes_with_every_result_once(shop, server_log):
-    rng, kills, tasks, options = random.Random(11), 0, 1000, {"visibility": 1, "QUICK_SECONDS": "0.005"}
+    rng, kills, tasks, options = random.Random(11), 0, 1000, {"visibility": 2, "QUICK_SECONDS": "0.005"}
     shop.start("fan", list(range(tasks)))
     shop.keep(4, **options)
     shop.wait_marks(5)
@@ -210,7 +210,7 @@ def test_a_fan_out_over_four_processes_with_random_kills_completes_with_every_re
         shop.conn.execute("select baton.tick()")
         return shop.ended()
 
-    wait_until(done, "the run has ended", timeout=60, every=0.05)
+    wait_until(done, "the run has ended", timeout=150, every=0.05)
     assert kills >= 8
     assert shop.run().output == list(range(tasks))
     completed = [event.payload["task_index"] for event in shop.conn.execute(
@@ -233,7 +233,7 @@ def test_a_poison_task_ends_as_a_failed_step_that_the_workflow_catches(shop, inp
         shop.keep(1, visibility=0.5)
         return shop.ended()
 
-    wait_until(done, "the run has ended", timeout=40, every=0.05)
+    wait_until(done, "the run has ended", every=0.05)
     assert shop.run().output == ["poison", "max_lapses", "after"]
     starts = [(index, attempt) for _, step, index, attempt, _ in shop.marks() if step == "poison"]
     assert starts == [(len(inputs) - 1, attempt) for attempt in (1, 2, 3)]
@@ -311,7 +311,7 @@ def test_one_inline_step_costs_one_commit(shop):
 def test_five_hundred_inline_steps_of_one_run_with_a_deploy_every_twentieth_reach_no_limit(shop):
     """Three processes stand by; each deploy ends the one that runs the steps, every sixth by SIGKILL."""
     shop.conn.execute("update baton.settings set max_lapses = 3, max_failures = 3")
-    options, deploys, steps = {"visibility": 0.5, "QUICK_SECONDS": "0"}, 0, 500
+    options, deploys, steps = {"visibility": 1, "QUICK_SECONDS": "0"}, 0, 500
     shop.keep(3, **options)
     shop.start("steps", steps)
 
@@ -326,7 +326,7 @@ def test_five_hundred_inline_steps_of_one_run_with_a_deploy_every_twentieth_reac
         shop.keep(3, **options)
         return shop.ended()
 
-    wait_until(done, "the run has ended", timeout=60)
+    wait_until(done, "the run has ended", timeout=150)
     assert shop.run().status == "completed" and shop.run().output == list(range(steps))
     assert deploys >= 20
     marks = shop.marks()
@@ -349,11 +349,11 @@ def test_killed_in_an_inline_body_it_is_run_again_by_whoever_gets_the_message(sh
 
 
 def test_a_long_body_is_extended(shop):
-    first, second = shop.worker(visibility=0.6), shop.worker(visibility=0.6)
+    first, second = shop.worker(visibility=2), shop.worker(visibility=2)
     shop.start("gate", "through")
     shop.wait_marks(1)
-    later = shop.conn.execute("select clock_timestamp() + '2 s' as t").fetchone().t
-    wait_until(lambda: shop.conn.execute("select clock_timestamp() > %s", (later,)).fetchone()[0], "three claims", every=0.1)
+    later = shop.conn.execute("select clock_timestamp() + '2.5 s' as t").fetchone().t
+    wait_until(lambda: shop.conn.execute("select clock_timestamp() > %s", (later,)).fetchone()[0], "a claim would have run out", every=0.1)
     shop.open_gate()
     shop.wait("completed")
     assert len(shop.marks()) == 1 and first.process.poll() is None and second.process.poll() is None
@@ -424,7 +424,7 @@ def test_a_workflow_that_kills_its_process_after_a_body_is_counted_on_the_run(sh
         shop.keep(1, visibility=0.5)
         return shop.ended()
 
-    wait_until(done, "the run has ended", timeout=40, every=0.05)
+    wait_until(done, "the run has ended", every=0.05)
     assert (shop.run().status, shop.run().error) == ("failed", {"reason": "max_lapses"})
     assert len(shop.marks()) == 2, "the second attempt's end is kept"
     assert shop.types().count("task_completed") == 1
