@@ -127,7 +127,7 @@ begin
   loop
     select r.* into v_answer from baton.reserve_worker_invocation(reserve_when_possible.function_name) as r;
     exit when v_answer.outcome = 'reserved';
-    v_answer.retry_after := coalesce(v_answer.retry_after, '1 second');
+    v_answer.retry_after := coalesce(nullif(v_answer.retry_after, '0'), '1 second');
     v_waited := v_waited + v_answer.retry_after;
     perform baton_test.advance(v_answer.retry_after);
     if v_waited > interval '1 day' then
