@@ -330,6 +330,15 @@ def _wait_blocked():
     return wait_blocked
 
 
+def pytest_collection_finish(session):
+    """A minute of pg_cron begins, so that it is over when its test comes, in whatever process that is."""
+    import cron_minute
+
+    wanted = any(item.path.name == "test_zcron_minute.py" for item in session.items)
+    if wanted and cron_minute.has_pg_cron() and not session.config.option.collectonly:
+        cron_minute.started()
+
+
 _skipped = []
 
 

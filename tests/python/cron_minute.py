@@ -1,4 +1,4 @@
-"""One whole minute of a real pg_cron job, begun by one test and looked at by the last one, so that nobody waits for it.
+"""One whole minute of a real pg_cron job, begun before the tests and looked at by one, so that nobody waits for it.
 
 The cluster lives until the end of the run; it removes itself at exit.
 """

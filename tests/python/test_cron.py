@@ -23,12 +23,6 @@ def jobs(conn):
 
 
 @needs_pg_cron
-def test_the_minute_begins():
-    """Its end is looked at by the last test of the run."""
-    assert cron_minute.started().outcome.outcome == "scheduled"
-
-
-@needs_pg_cron
 def test_one_job_changed_in_place_and_taken_away(cron):
     assert one(cron, "unschedule").outcome == "unscheduled"
     assert jobs(cron) == []

@@ -487,7 +487,7 @@ def test_a_hundred_wakes_from_many_sessions_lead_to_two_replays_at_the_most(db, 
     barrier = threading.Barrier(5)
 
     def ring():
-        own = db.connect(options="-c lock_timeout=2s")
+        own = db.connect(options="-c lock_timeout=20s")
         barrier.wait()
         for _ in range(25):
             wake(own)

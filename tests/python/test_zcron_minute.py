@@ -1,4 +1,4 @@
-"""The end of the minute that test_cron.py began: the file's name makes it one of the last, so the wait is short."""
+"""What pg_cron did in the minute that began before the tests."""
 
 import re
 from collections import Counter
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(not cron_minute.has_pg_cron(), reason="pg_cron i
 def test_pg_cron_ticks_through_a_whole_minute():
     """About twelve ticks in a minute and on into the next one, each in a transaction of its own."""
     minute = cron_minute.started()
+    assert minute.outcome.outcome == "scheduled"
     conn = minute.connect()
     wait_until(lambda: conn.execute("select max(at) - min(at) > '62 s' from public.ticks").fetchone()[0],
                "a whole minute of ticks", timeout=150, every=0.5)
