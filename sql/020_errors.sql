@@ -12,7 +12,7 @@ begin atomic
     values
     (
       'invalid_name', '22023', '%1$s must be 1 to 200 bytes without control characters, not %2$s',
-      'Every name is text of that kind.'
+      'For example orders, or order-7.'
     ),
     (
       'invalid_function_name', '22023', 'a function name has 1 to 200 characters of A-Z a-z 0-9 . _ ~ -, not %1$s',
@@ -29,11 +29,14 @@ begin atomic
     ('reserved_kind', '22023', 'kind %1$s is reserved', 'The kinds run and task are the package''s own.'),
     (
       'invalid_interval', '22023', '%1$s must be between 0 and 10 years, not %2$s',
+      'For example 30 seconds, or 2 hours.'
+    ),
+    (
+      'interval_too_short', '22023', '%1$s must be at least %2$s, not %3$s',
       'Leave it out, or pass null, for the default.'
     ),
-    ('interval_too_short', '22023', '%1$s must be at least %2$s, not %3$s', 'Shorter ones would only make noise.'),
     ('invalid_limit', '22023', '%1$s must not be negative, not %2$s', 'Leave it out, or pass null, for the default.'),
-    ('invalid_choice', '22023', '%1$s must be one of %2$s, not %3$s', 'Write it just so.'),
+    ('invalid_choice', '22023', '%1$s must be one of %2$s, not %3$s', 'Spell it exactly like one of these.'),
     ('missing_argument', '22023', '%1$s must not be null', 'Pass a value.'),
     ('invalid_headers', '22023', 'headers must be a JSON object, not %1$s', 'For example {"trace": "…"}'),
     ('invalid_url', '22023', 'not an http or https URL: %1$s', 'For example https://example.com/functions/v1/orders'),
@@ -44,7 +47,7 @@ begin atomic
     ('invalid_receipts', '22023', 'receipts: %1$s', 'An array of objects with message_id and delivery.'),
     (
       'invalid_schedule', '22023', 'tick_every must be 1 to 59 whole seconds or one minute, not %1$s',
-      'That is what pg_cron can do.'
+      'Other intervals are beyond pg_cron. Leave it out for 5 seconds.'
     ),
     (
       'too_large', '54000', '%1$s has %2$s bytes, over the limit of %3$s',
@@ -74,7 +77,7 @@ begin atomic
     ('unknown_role', '42704', 'unknown role: %1$s', 'CREATE ROLE it first: the package makes no roles.'),
     (
       'wrong_isolation', '25001', 'this verb works in READ COMMITTED only, not in %1$s',
-      'It decides over several rows after it has locked one. Call it in a transaction of its own.'
+      'Call it in a transaction of its own: BEGIN ISOLATION LEVEL READ COMMITTED.'
     )
   ) as e (condition, code, message, hint);
 end;

@@ -28,7 +28,7 @@ comment on column baton.tallies.kind is 'A kind of incident, or await, or backst
 comment on column baton.tallies.times is 'How often it happened.';
 
 comment on table baton.totals is
-'How often it happened before that, a row a kind. Nothing takes away from it.
+'The counters of metrics() as of the last tick, a row a kind: they only grow.
 Written by: _fold_tallies';
 
 create or replace function baton._tally(kind text)

@@ -22,7 +22,8 @@ begin
   if not v_is_ticking then
     advice := case
       when baton._cron_version() is null then 'call baton.tick() every few seconds'
-      else 'select * from baton.schedule()'
+      when v_job_ids is null then 'select * from baton.schedule()'
+      else 'its job begins within a minute of schedule(); if it does not, see the finding cron job'
     end;
   end if;
   return next;

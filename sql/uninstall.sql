@@ -11,7 +11,8 @@ begin
       using errcode = '25P01', hint = 'psql -X -1 -v ON_ERROR_STOP=1 -f sql/uninstall.sql';
   end if;
   if to_regprocedure('baton.version()') is null then
-    raise exception 'pg_baton is not installed in this database' using errcode = '42704';
+    raise exception 'pg_baton is not installed in this database'
+      using errcode = '42704', hint = format('This is database %I.', current_database());
   end if;
   if exists (select from pg_extension as e where e.extname = 'pg_baton') then
     raise exception 'pg_baton is installed as an extension'

@@ -6,6 +6,7 @@
 # Status 0 acknowledges the message; any other fails it, with what the command wrote to standard error. Run as many as
 # you like. SIGTERM: the message in hand is finished, then the worker ends.
 set -uo pipefail
+: "${1:?say which COMMAND handles a message}"
 : "${DATABASE_URL:?}" "${QUEUE_NAME:=default}" "${VISIBILITY_SECONDS:=30}" "${POLL_SECONDS:=1}"
 
 sql() { # STATEMENT NAME=VALUE...: psql quotes the values where the statement says :'NAME'

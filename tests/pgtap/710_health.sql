@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(75);
+select plan(77);
 
 create function baton_test.health(finding text, subject text default null)
 returns text
@@ -232,7 +232,16 @@ select baton.tick() \g /dev/null
 select is(baton_test.health('cron job'), 'ok: pg_cron has no job of schedule(); something else ticks', 'health: no job');
 select baton_test.advance('1 hour') \g /dev/null
 select is(baton_test.health('cron job'), 'warning: pg_cron has no job of schedule()', 'health: and nothing else ticks');
+select is(
+  (select h.advice from baton.health() as h where h.finding = 'tick'), 'select * from baton.schedule()',
+  'health: what to do about it with pg_cron'
+);
 select baton.schedule() \g /dev/null
+select is(
+  (select h.advice from baton.health() as h where h.finding = 'tick'),
+  'its job begins within a minute of schedule(); if it does not, see the finding cron job',
+  'health: and when that is done'
+);
 select j.jobid as job from cron.job as j \gset
 create function baton_test.with_scheduler(running boolean)
 returns text

@@ -72,6 +72,14 @@ def test_the_tool_gives_the_status_of_its_command():
     assert not os.path.exists(done.stdout.strip())
 
 
+def test_the_command_finds_the_cluster_by_its_url_too():
+    code = "import os, psycopg; url = os.environ['DATABASE_URL']; print(*psycopg.connect(url).execute('show port').fetchone())"
+    done = subprocess.run([*TOOL, "run", "--", sys.executable, "-c", code + "; print(os.environ['PGPORT'])"],
+                          capture_output=True, text=True, timeout=60)
+    port, environ_port = done.stdout.split()
+    assert port == environ_port
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_tool_leaves_no_cluster(number):
     with subprocess.Popen([*TOOL, "run", "--", sys.executable, "-c", TELL + "; input()"], stdin=subprocess.PIPE,

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 
 import pytest
 from conftest import ROOT, wait_until
@@ -117,6 +118,14 @@ def test_a_long_command_keeps_its_message(shop):
     (shop.folder / "gate").touch()
     shop.wait_empty()
     assert len(shop.lines()) == 1
+
+
+def test_without_a_command_it_takes_nothing(shop):
+    shop.send({"order": 7})
+    done = subprocess.run(["/bin/bash", ROOT / "docs/examples/worker.sh"], env={**os.environ, "DATABASE_URL": "unused"},
+                          capture_output=True, text=True, timeout=20)
+    assert done.returncode != 0 and "COMMAND" in done.stderr
+    assert len(shop.messages()) == 1
 
 
 def test_an_orderly_stop_finishes_what_is_in_hand(shop):

@@ -358,6 +358,7 @@ def test_started_over_http(shop):
         except OSError:
             return None
 
+    assert shop.program("dist/http.js", FUNCTION_NAME="web", BATON_TOKEN="").wait() != 0, "no token, no worker"
     worker = shop.program("dist/http.js", FUNCTION_NAME="web", QUEUE_NAME="orders", PORT=str(port), BATON_TOKEN=SECRET,
                           BOOT_SECONDS="2")
     wait_until(lambda: post({"invocation_id": "not an id"}) == 400, "it listens", every=0.05)

@@ -193,6 +193,12 @@ def test_a_fault_is_found(check, changes, expected):
     assert any(expected in f for f in faults), faults
 
 
+def test_what_was_made_here_is_left_alone_without_git_too(check):
+    made = {".gitignore": "/.venv\n__pycache__/\n", ".venv/x.md": "see " + "/home" + "/ann\n"}
+    assert check(made) == []
+    assert check({**made, "README.md": made[".venv/x.md"]}) == [f"README.md:1: a machine's path: {'/home'}/a"]
+
+
 def test_the_procedure_that_commits_is_the_one_exception(check):
     procedure = """create or replace procedure baton._tick_for_a_minute()
 language plpgsql

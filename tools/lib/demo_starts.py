@@ -363,7 +363,7 @@ async def play(stage):
 
 async def run(stage, new, old, base_url, use_cron):
     ticked_by = await clock_of(new, use_cron)
-    stage.say(f"Ticked by {ticked_by}; the other database by this program.")
+    stage.say(f"pg_baton is ticked by {ticked_by}; debounce only by this program.")
     if "inside one job a minute" in ticked_by:
         stage.say(f"That job begins at the next full minute, in {60 - time.time() % 60:.0f} s.")
     first_tick = await new.look()

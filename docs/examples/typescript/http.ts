@@ -1,6 +1,7 @@
 /**
  * A worker that pg_baton starts over HTTP (docs/guides/handlers.md tells which status says what).
  *
+ *     npm ci && npm run build
  *     DATABASE_URL=postgresql:///app FUNCTION_NAME=orders BATON_TOKEN=... PORT=8080 npm run http
  *
  * Answer at once, reconcile first, initialise in the background, accept, and only then work.
@@ -15,6 +16,7 @@ import { bodies, workflows } from "./orders.ts";
 import { DATABASE, log, Worker } from "./worker.ts";
 
 const FUNCTION = process.env.FUNCTION_NAME ?? "orders";
+if (!process.env.BATON_TOKEN) throw new Error("BATON_TOKEN is missing: what callers send as bearer token");
 const TOKEN = Buffer.from(`Bearer ${process.env.BATON_TOKEN}`);
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i;
 

@@ -1,6 +1,9 @@
 /**
- * A worker that others start: systemd, Kubernetes, a shell. Its function is registered with start_mode => 'process'.
+ * A worker that others start: systemd, Kubernetes, a shell. Its function is registered before it starts:
  *
+ *     select * from baton.register_worker_function('orders', start_mode => 'process');
+ *
+ *     npm ci && npm run build
  *     DATABASE_URL=postgresql:///app FUNCTION_NAME=orders npm run process
  */
 import { randomUUID } from "node:crypto";
