@@ -22,7 +22,6 @@ create index incidents_message_idx on baton.incidents (message_id) where message
 create table baton.tallies (
   tally_id bigint generated always as identity,
   kind text not null,
-  times bigint not null,
   constraint tallies_pkey primary key (tally_id)
 ) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 

@@ -25,7 +25,6 @@ comment on table baton.tallies is
 'What happened since the last tick, for the counters of metrics(), a row each.
 Written by: _fold_tallies, _tally';
 comment on column baton.tallies.kind is 'A kind of incident, or await, or backstop.';
-comment on column baton.tallies.times is 'How often it happened.';
 
 comment on table baton.totals is
 'The counters of metrics() as of the last tick, a row a kind: they only grow.
@@ -38,7 +37,7 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  insert into baton.tallies (kind, times) values (_tally.kind, 1);
+  insert into baton.tallies (kind) values (_tally.kind);
 end;
 $$;
 
@@ -62,11 +61,11 @@ begin
     delete from baton.tallies as t
     using next as n
     where t.tally_id = n.tally_id
-    returning t.kind, t.times
+    returning t.kind
   ),
   added as (
     insert into baton.totals as o (kind, total)
-    select f.kind, sum(f.times)
+    select f.kind, count(*)
     from folded as f
     group by f.kind
     on conflict (kind) do update set total = o.total + excluded.total

@@ -9,16 +9,17 @@
  * invocation nor a ready worker.
  */
 
--- A ready invocation that is replaced was a good start if an existing worker took it, or its worker was ever heard
--- again or stopped in order; else the worker died at once, which is a failed start.
-create or replace function baton._failed_starts(function baton.worker_functions, at timestamptz)
+-- Books how the start that is replaced went, and gives the failed ones in a row. A ready invocation was a good start if
+-- an existing worker took it, or its worker was ever heard again or stopped in order; else the worker died at once,
+-- which is a failed start.
+create or replace function baton._book_start(function baton.worker_functions, at timestamptz)
 returns integer
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_function baton.worker_functions := _failed_starts.function;
+  v_function baton.worker_functions := _book_start.function;
 begin
   if v_function.invocation_status is distinct from 'ready' then
     return v_function.failed_starts;
@@ -30,7 +31,7 @@ begin
       and w.stopping_at is null
   ) then
     perform baton._incident(
-      _failed_starts.at, 'start_crashed', function_name => v_function.function_name,
+      _book_start.at, 'start_crashed', function_name => v_function.function_name,
       worker_id => v_function.invocation_worker_id, invocation_id => v_function.invocation_id
     );
     return v_function.failed_starts + 1;
@@ -47,7 +48,7 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_failed_starts integer := baton._failed_starts(_reserve_invocation.function, _reserve_invocation.at);
+  v_failed_starts integer := baton._book_start(_reserve_invocation.function, _reserve_invocation.at);
   v_function baton.worker_functions;
 begin
   update baton.worker_functions as f

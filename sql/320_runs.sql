@@ -48,7 +48,7 @@ end;
 $$;
 
 -- The run's wake is there, or is sent. The caller holds the run's lock: nobody else can be inserting its keys.
-create or replace function baton._ensure_wake(run baton.runs, visible_at timestamptz, at timestamptz)
+create or replace function baton._ensure_wake(run baton.runs, at timestamptz)
 returns void
 language plpgsql
 volatile
@@ -60,7 +60,7 @@ begin
   if not exists (
     select from baton.messages as m where m.dedupe_key = v_key
   ) then
-    perform baton._send_run_message(_ensure_wake.run, v_key, _ensure_wake.visible_at, _ensure_wake.at);
+    perform baton._send_run_message(_ensure_wake.run, v_key, _ensure_wake.at, _ensure_wake.at);
   end if;
 end;
 $$;
@@ -72,7 +72,7 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform baton._ensure_wake(_wake.run, _wake.at, _wake.at);
+  perform baton._ensure_wake(_wake.run, _wake.at);
   update baton.runs as r set wake_pending = true where r.run_id = (_wake.run).run_id and not r.wake_pending;
 end;
 $$;
@@ -291,7 +291,7 @@ begin
     set last_seq = v_seq, wake_seq = v_seq, wake_pending = r.wake_pending or not baton._is_asleep(r, v_now)
     where r.run_id = v_run.run_id;
     if not baton._is_asleep(v_run, v_now) then
-      perform baton._ensure_wake(v_run, v_now, v_now);
+      perform baton._ensure_wake(v_run, v_now);
     end if;
     outcome := 'signalled';
   end if;

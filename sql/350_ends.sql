@@ -70,6 +70,23 @@ begin
 end;
 $$;
 
+-- The replay that writes: an ended run is terminal, another epoch is refused. True where it may go on.
+create or replace function baton._enter_replay(run baton.runs, replay_epoch bigint)
+returns boolean
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not baton._is_open((_enter_replay.run).status) then
+    perform baton._settle_replay(_enter_replay.run, _enter_replay.replay_epoch);
+    return false;
+  end if;
+  perform baton._check_fence(_enter_replay.run, _enter_replay.replay_epoch);
+  return true;
+end;
+$$;
+
 -- What complete_run and fail_run share.
 create or replace function baton._end_replayed_run(
   run_id text, replay_epoch bigint, payload jsonb, inout status text, out outcome text
@@ -83,15 +100,14 @@ declare
 begin
   perform baton._check_size('payload', pg_column_size(_end_replayed_run.payload));
   v_run := baton._lock_run(_end_replayed_run.run_id);
-  if baton._is_open(v_run.status) then
-    perform baton._check_fence(v_run, _end_replayed_run.replay_epoch);
-    perform baton._end_run(v_run, _end_replayed_run.status, _end_replayed_run.payload, baton._now());
-    outcome := 'done';
-  else
+  if not baton._enter_replay(v_run, _end_replayed_run.replay_epoch) then
     outcome := 'terminal';
     status := v_run.status;
+    return;
   end if;
   perform baton._settle_replay(v_run, _end_replayed_run.replay_epoch);
+  perform baton._end_run(v_run, _end_replayed_run.status, _end_replayed_run.payload, baton._now());
+  outcome := 'done';
 end;
 $$;
 

@@ -15,7 +15,7 @@ end;
 $$;
 
 -- A replay that never ended: a lapse, an incident, and its message goes if it still is its and owns nothing. True where
--- the run is at its limit, and has failed.
+-- the run is at its limit: the caller ends it.
 create or replace function baton._lose_replay(run baton.runs, by_message_id bigint, at timestamptz)
 returns boolean
 language plpgsql
@@ -294,7 +294,7 @@ begin
     perform baton._set_timer(v_run, end_replay.wake_at, v_now);
   end if;
   if v_run.wake_pending then
-    perform baton._ensure_wake(v_run, v_now, v_now);
+    perform baton._ensure_wake(v_run, v_now);
   end if;
 end;
 $$;
@@ -333,12 +333,10 @@ begin
   perform baton._check_key(append_event.correlation_id);
   perform baton._check_size('payload', pg_column_size(append_event.payload));
   v_run := baton._lock_run(append_event.run_id);
-  if not baton._is_open(v_run.status) then
+  if not baton._enter_replay(v_run, append_event.replay_epoch) then
     outcome := 'terminal';
-    perform baton._settle_replay(v_run, append_event.replay_epoch);
     return;
   end if;
-  perform baton._check_fence(v_run, append_event.replay_epoch);
   if baton._has_event(v_run.run_id, append_event.type, append_event.correlation_id) then
     outcome := 'exists';
     return;

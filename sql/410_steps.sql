@@ -4,23 +4,6 @@
  * Functions that append take the run's row and give it back with last_seq moved on; the verb writes it once.
  */
 
--- The replay that writes: an ended run is terminal, another epoch is refused. True where it may go on.
-create or replace function baton._enter_replay(run baton.runs, replay_epoch bigint)
-returns boolean
-language plpgsql
-volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  if not baton._is_open((_enter_replay.run).status) then
-    perform baton._settle_replay(_enter_replay.run, _enter_replay.replay_epoch);
-    return false;
-  end if;
-  perform baton._check_fence(_enter_replay.run, _enter_replay.replay_epoch);
-  return true;
-end;
-$$;
-
 create or replace function baton._save_positions(run baton.runs)
 returns void
 language plpgsql
@@ -288,7 +271,7 @@ $$;
 
 comment on function baton.skip_step(text, text, bigint, text) is
 'End a step without its result: its unfinished tasks are skipped.
-Arguments: replay_epoch, of the replay that decides it; null: an operator does, and the run is woken; reason, for people.
+Arguments: replay_epoch, of the replay that decides it; null: an operator does, and the run is woken; reason, for people; its first 1,000 characters are kept.
 Outcomes: done; terminal, where it or its run has ended; unknown; with the step''s status
 Raises: PB001, 25001
 Locks: the run, then its messages';

@@ -3,8 +3,7 @@
  * run once, unless the caller holds a run message of it: that handler begins a replay next.
  */
 
--- Writes the run's positions and wakes it if a step ended, unless the caller holds a run message of it: that handler
--- begins a replay next.
+-- Writes the run's positions, and wakes it where a step has ended.
 create or replace function baton._settle_run(
   run baton.runs, is_step_ended boolean, message baton.messages, at timestamptz
 )

@@ -18,7 +18,7 @@ begin
       select count(*)::integer
       into v_changed
       from baton._recover_runs(null, 1000)
-      where (select s.recovery from baton.settings as s);
+      where (select s.recovery from baton.settings as s where s.singleton);
     when 'responses' then
       v_changed := baton._read_responses(_tick_part.at);
     when 'pg_net_queue' then

@@ -12,20 +12,24 @@ begin atomic
     >= array[1, 5];
 end;
 
--- A procedure that commits can have neither SET nor SECURITY DEFINER: every name in it is qualified.
+-- A procedure that commits can have neither SET nor SECURITY DEFINER: it pins the path itself, of the whole session,
+-- which is the job's. Before that, no operator is looked up.
 create or replace procedure baton._tick_for_a_minute(tick_every interval)
 language plpgsql
 as $$
 declare
-  v_end timestamptz := baton._now() + interval '1 minute' - _tick_for_a_minute.tick_every / 2;
-  v_next timestamptz := baton._now();
+  v_end timestamptz;
+  v_next timestamptz;
 begin
+  perform pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false);
+  v_next := baton._now();
+  v_end := v_next + interval '1 minute' - _tick_for_a_minute.tick_every / 2;
   loop
     perform baton.tick();
     commit;
     v_next := v_next + _tick_for_a_minute.tick_every;
     exit when v_next >= v_end;
-    perform pg_catalog.pg_sleep(extract(epoch from v_next - baton._now()));
+    perform pg_sleep(extract(epoch from v_next - baton._now()));
   end loop;
 end;
 $$;

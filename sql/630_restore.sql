@@ -50,7 +50,7 @@ end;
 $$;
 
 -- Message ids go a million past every one that is stored: the other database may have given out so many since. Ids of
--- incidents only past those that are there, which logical replication brings without their sequence.
+-- incidents and tallies only past those that are there, which logical replication brings without their sequences.
 create or replace function baton._move_ids()
 returns void
 language plpgsql
@@ -59,7 +59,6 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_message_id bigint;
-  v_incident_id bigint;
 begin
   select
     greatest(
@@ -73,10 +72,14 @@ begin
   into v_message_id
   from baton.messages_message_id_seq as s;
   perform setval('baton.messages_message_id_seq', v_message_id + 1000000);
-  select greatest(s.last_value, (select max(i.incident_id) from baton.incidents as i))
-  into v_incident_id
+  perform setval(
+    'baton.incidents_incident_id_seq', greatest(s.last_value, (select max(i.incident_id) from baton.incidents as i))
+  )
   from baton.incidents_incident_id_seq as s;
-  perform setval('baton.incidents_incident_id_seq', v_incident_id);
+  perform setval(
+    'baton.tallies_tally_id_seq', greatest(s.last_value, (select max(t.tally_id) from baton.tallies as t))
+  )
+  from baton.tallies_tally_id_seq as s;
 end;
 $$;
 

@@ -78,7 +78,7 @@ begin
     from (
       select o.kind, o.total as times from baton.totals as o
       union all
-      select t.kind, t.times from baton.tallies as t
+      select t.kind, 1 from baton.tallies as t
       union all
       select k.kind, 0 from unnest(array['await', 'backstop'] || baton._incident_kinds()) as k (kind)
     ) as c

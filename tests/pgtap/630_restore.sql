@@ -127,7 +127,7 @@ select baton.after_restore() \g /dev/null
 select is((select s.message_id from baton.send('ids', '3') as s), 101000001::bigint, 'ids: a replay''s');
 select baton_test.hold('ids2') \g /dev/null
 select baton._incident(baton._now(), 'lost', message_id => 110000000) \g /dev/null
-select setval('baton.incidents_incident_id_seq', 1) \g /dev/null
+select setval('baton.incidents_incident_id_seq', 1), setval('baton.tallies_tally_id_seq', 1) \g /dev/null
 select baton.after_restore() \g /dev/null
 select is((select s.message_id from baton.send('ids', '4') as s), 111000001::bigint, 'ids: an incident''s');
 insert into baton.dead_messages (message_id, queue_name, failures, lapses, created_at, died_at, reason)

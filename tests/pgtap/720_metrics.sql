@@ -142,7 +142,7 @@ select is(baton_test.incidents_counted('lost'), '2', 'counters: what follows is 
 select is(baton_test.incidents_counted('never_heard_of'), '1', 'counters: whatever its kind');
 select count(*) from baton.tick() \g /dev/null
 select is(baton_test.incidents_counted('lost'), '2', 'counters: to what was there');
-insert into baton.tallies (kind, times) select 'await', 1 from generate_series(1, 10001) as i;
+insert into baton.tallies (kind) select 'await' from generate_series(1, 10001) as i;
 select is((select t.changed from baton.tick() as t where t.part = 'totals'), 10000, 'counters: a tick adds up 10,000 at the most');
 select is(baton_test.metric('baton_awaits_total'), '10002', 'counters: which nobody sees');
 

@@ -71,13 +71,28 @@ def test_only_the_packages_own_runs_are_purged_and_only_the_old_ones(cron):
     assert "cron_runs" not in [r.part for r in call(cron, "tick")]
 
 
+def test_the_job_runs_no_operator_of_another_schema(conn):
+    """One that fits better than pg_catalog's, or that comes before it: the job has the rights of the owner."""
+    conn.execute("""
+        create function public.better(interval, integer) returns interval language plpgsql
+        as $$ begin raise exception 'stolen'; end $$;
+        create operator public./ (leftarg = interval, rightarg = integer, function = public.better);
+        create function public.before(timestamptz, interval) returns timestamptz language plpgsql
+        as $$ begin raise exception 'stolen'; end $$;
+        create operator public.+ (leftarg = timestamptz, rightarg = interval, function = public.before);
+    """)
+    for path in "public", "public, pg_catalog":
+        conn.execute(f"set search_path = {path}")
+        conn.execute("call baton._tick_for_a_minute('1 minute')")
+
+
 def test_the_job_ticks_twelve_times_a_minute_and_commits_each_time(conn):
-    """With a clock that leaps at every look after the first two, so that it never sleeps."""
+    """With a clock that leaps at every look after the first, so that it never sleeps."""
     conn.execute(cron_minute.RECORD)
     conn.execute("""
         create sequence public.looks;
         create or replace function baton._now() returns timestamptz language sql volatile
-        as $$ select timestamptz '2026-01-01' + greatest(nextval('public.looks') - 2, 0) * interval '5 seconds' $$;
+        as $$ select timestamptz '2026-01-01' + greatest(nextval('public.looks') - 1, 0) * interval '5 seconds' $$;
     """)
     conn.execute("call baton._tick_for_a_minute('5 seconds')")
     ticks = conn.execute("select at, xid from public.ticks order by at").fetchall()

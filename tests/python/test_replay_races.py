@@ -573,6 +573,23 @@ def test_an_end_that_waited_for_an_extend_reads_the_clock_after_it(clock_db):
     assert message.visible_at == conn.execute("select baton._now() as now").fetchone().now
 
 
+@pytest.mark.parametrize("verb, result", [("complete_run", "output"), ("fail_run", "error")])
+def test_an_end_of_a_run_that_waited_for_an_extend_reads_the_clock_after_it(clock_db, verb, result):
+    conn, first, second = clock_db.connect(), clock_db.session("first"), clock_db.session("second")
+    start(conn)
+    receipt, epoch = granted(conn)
+    first.run("begin")
+    one(first, "extend", message_id=receipt.message_id, delivery=receipt.delivery)
+    send(second, verb, run_id="r", replay_epoch=epoch, **{result: "{}"})
+    wait_blocked(conn, second, by=first)
+    advance(conn, "20 seconds")
+    first.run("commit")
+    [answer] = second.result()
+    assert answer.outcome == "done"
+    assert messages(conn) == []
+    assert run(conn).ended_at == conn.execute("select baton._now() as now").fetchone().now
+
+
 def test_who_owns_bodies_keeps_its_message_when_a_begin_answers_busy(conn, first):
     start(conn)
     receipt, epoch = granted(conn)
