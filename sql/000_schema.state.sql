@@ -40,7 +40,9 @@ begin
     select from pg_namespace as n where n.oid = v_schema and n.nspowner = current_user::regrole
   ) then
     raise exception 'schema baton belongs to another role'
-      using errcode = '42501', hint = format('ALTER SCHEMA baton OWNER TO %I', current_user);
+      using errcode = '42501', hint = format(
+        'Install as its owner, or, where it is empty, give it away: ALTER SCHEMA baton OWNER TO %I', current_user
+      );
   end if;
   if to_regprocedure('baton.version()') is not null then
     execute 'select baton.version()' into v_installed;

@@ -1,10 +1,11 @@
 """The reference worker that executes: workflows with steps, whose bodies run once each (docs/guides/ownership.md).
 
     DATABASE_URL=postgresql:///app QUEUE_NAME=orders python docs/examples/worker_durable.py
+    select * from baton.start_run('order', '{"amount": 7, "items": ["hat", "scarf"]}', queue_name => 'orders');
 
 It adds steps to the consumer of worker_runs.py. A step's one body runs here, inline, under the run message that this
 process holds; the bodies of a fan-out have messages of their own, for any process. One message at a time in each of its
-slots. What has ended elsewhere is asked to stop (cancellation.py), and so is everything on SIGTERM.
+slots. What has ended elsewhere is asked to stop (cancellation.py), and so is everything on SIGTERM. Needs psycopg.
 """
 import concurrent.futures
 import contextlib

@@ -1,8 +1,10 @@
 """The reference consumer of runs: claim a message, replay its run, end the replay (docs/guides/replay.md).
 
     DATABASE_URL=postgresql:///app QUEUE_NAME=orders python docs/examples/worker_runs.py
+    select * from baton.start_run('ship', '{"items": 2, "seconds": 5}', 'r', queue_name => 'orders');
+    select * from baton.signal_run('r', 'paid', '{"amount": 20}');
 
-Any number of these may share a queue, come, go and crash: one replay a run at a time, whatever happens.
+Any number of these may share a queue, come, go and crash: one replay a run at a time, whatever happens. Needs psycopg.
 """
 import contextlib
 import functools
