@@ -110,7 +110,10 @@ begin
       m.message_id, m.delivery, m.kind, m.run_id, m.step_slug, m.task_index, m.payload, m.headers, m.failures,
       m.lapses, m.visible_at
   )
-  select t.* from taken as t order by array_position(v_picked, t.message_id);
+  select t.*
+  from taken as t
+  inner join unnest(v_picked) with ordinality as p (message_id, nth) on p.message_id = t.message_id
+  order by p.nth;
 
   if found and _claim.for_run is null and v_mark.queue_name is null then
     perform baton._register_queue(_claim.queue_name, v_now);

@@ -212,7 +212,10 @@ begin
     select w.worker_id
     from baton.workers as w
     where w.stopped_at <= _prune_rest.until
-      and not exists (select from baton.tasks as t where t.worker_id = w.worker_id and t.status = 'started')
+      -- The tasks are read once: what has to match row by row would read them for each worker.
+      and w.worker_id not in (
+        select t.worker_id from baton.tasks as t where t.status = 'started' and t.worker_id is not null
+      )
       and not exists (select from baton.worker_functions as f where f.invocation_worker_id = w.worker_id)
     order by w.stopped_at
     limit v_left

@@ -190,6 +190,9 @@ select baton.accept_worker_invocation('h', :'inv', baton_test.worker(5)) \g /dev
 select baton_test.queued('k') \g /dev/null
 select m as km, d as kd from baton_test.take_task('k', 0, worker_id => baton_test.worker(2)) \gset
 select baton_test.begin(:km, :kd) \g /dev/null
+select baton_test.queued('of nobody') \g /dev/null
+select m as nm, d as nd from baton_test.take_task('of nobody', 0) \gset
+select baton_test.begin(:nm, :nd) \g /dev/null
 select baton.stop_worker(baton_test.worker(n.n)) from generate_series(2, 5) as n (n) \g /dev/null
 select baton.stop_worker(baton_test.worker(4), draining => true) \g /dev/null
 update baton.workers set stopped_at = null where worker_id = baton_test.worker(4);
