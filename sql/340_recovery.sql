@@ -43,7 +43,6 @@ cross join lateral (
     end as reason
 ) as n
 where n.reason is not null
-and not (r.status = 'pending' and coalesce(r.wake_at > c.at, false))
 and not exists (
   select
   from baton.messages as m

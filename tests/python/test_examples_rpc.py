@@ -154,6 +154,7 @@ def test_a_long_body_keeps_its_lease(office):
 
 
 def test_failing_bodies_unknown_workflows_and_an_orderly_stop(office):
+    office.conn.execute("update baton.settings set max_failures = 1000")
     old = office.worker(FORGET="retries")
     office.start("retries", None)
     old.wait_for("failing: unknown workflow: retries")

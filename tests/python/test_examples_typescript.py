@@ -312,6 +312,7 @@ def test_code_that_does_not_ask_for_what_the_log_holds_fails_its_run(shop):
 
 @pytest.mark.parametrize("unknown", ["gate", "gated"], ids=["workflow", "step"])
 def test_what_an_old_deployment_does_not_know_is_given_back(shop, unknown):
+    shop.conn.execute("update baton.settings set max_failures = 1000")
     shop.open_gate()
     old = shop.worker(FORGET=unknown)
     shop.start("gate", "through")

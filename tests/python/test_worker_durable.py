@@ -230,7 +230,7 @@ def test_a_poison_task_ends_as_a_failed_step_that_the_workflow_catches(shop, inp
     shop.start("caught", inputs)
 
     def done():
-        shop.keep(1, visibility=0.5)
+        shop.keep(1, visibility=1)
         return shop.ended()
 
     wait_until(done, "the run has ended", every=0.05)
@@ -421,7 +421,7 @@ def test_a_workflow_that_kills_its_process_after_a_body_is_counted_on_the_run(sh
     shop.start("kills")
 
     def done():
-        shop.keep(1, visibility=0.5)
+        shop.keep(1, visibility=1)
         return shop.ended()
 
     wait_until(done, "the run has ended", every=0.05)
@@ -448,6 +448,7 @@ def test_a_workflow_that_raises_after_a_step_keeps_the_step(shop):
 
 @pytest.mark.parametrize("unknown", ["gate", "gated"], ids=["workflow", "step"])
 def test_what_an_old_deployment_does_not_know_is_given_back(shop, unknown):
+    shop.conn.execute("update baton.settings set max_failures = 1000")
     shop.open_gate()
     old = shop.worker(FORGET=unknown)
     shop.start("gate", "through")

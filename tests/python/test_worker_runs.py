@@ -297,10 +297,11 @@ def test_signals_that_come_in_a_replay(office):
 
 
 def test_an_unknown_workflow_is_given_back(office):
+    office.conn.execute("update baton.settings set max_failures = 1000")
     old = office.worker(FORGET="steps")
     office.start("steps", '{"steps": 1}')
     old.wait_for("failing: unknown workflow: steps\nfailed r")
-    assert office.row().failures == 1
+    assert office.row().failures >= 1
     new = office.worker()
     old.signal()
     office.wait("completed")
