@@ -106,36 +106,39 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_ids bigint[] := '{}'::bigint[];
-  v_id bigint;
+  v_places bigint[] := '{}'::bigint[];
+  v_given record;
   v_dead baton.dead_messages;
   v_now timestamptz;
   v_outcomes text[];
 begin
-  message_ids := array(
-    select i.message_id from unnest(redrive.message_ids) with ordinality as i (message_id, nth) order by i.nth
-  );
   -- All of them before the first key: two dead messages may have had the same one.
-  for v_id in
+  for v_given in
     with given as materialized (
       select d.message_id, d.queue_name, d.dedupe_key
       from baton.dead_messages as d
       where d.message_id = any (redrive.message_ids)
     )
-    select g.message_id from given as g order by g.queue_name, g.dedupe_key, g.message_id
+    select g.message_id, min(i.nth) as nth
+    from given as g
+    inner join unnest(redrive.message_ids) with ordinality as i (message_id, nth) on i.message_id = g.message_id
+    group by g.message_id, g.queue_name, g.dedupe_key
+    order by g.queue_name, g.dedupe_key, g.message_id
   loop
-    perform from baton.dead_messages as d where d.message_id = v_id for update of d;
+    perform from baton.dead_messages as d where d.message_id = v_given.message_id for update of d;
     if found then
-      v_ids := v_ids || v_id;
+      v_ids := v_ids || v_given.message_id;
+      v_places := v_places || v_given.nth;
     end if;
   end loop;
 
-  foreach v_id in array v_ids loop
-    select d.* into v_dead from baton.dead_messages as d where d.message_id = v_id;
+  for v_n in 1 .. cardinality(v_ids) loop
+    select d.* into v_dead from baton.dead_messages as d where d.message_id = v_ids[v_n];
     v_now := baton._now();
     if exists (
       select from baton.messages as m where m.queue_name = v_dead.queue_name and m.dedupe_key = v_dead.dedupe_key
     ) then
-      v_outcomes[array_position(redrive.message_ids, v_dead.message_id)] := 'key_taken';
+      v_outcomes[v_places[v_n]] := 'key_taken';
       continue;
     end if;
     insert into baton.messages (
@@ -148,11 +151,11 @@ begin
     )
     on conflict do nothing;
     if not found then
-      v_outcomes[array_position(redrive.message_ids, v_dead.message_id)] := 'key_taken';
+      v_outcomes[v_places[v_n]] := 'key_taken';
       continue;
     end if;
     delete from baton.dead_messages as d where d.message_id = v_dead.message_id;
-    v_outcomes[array_position(redrive.message_ids, v_dead.message_id)] := 'redriven';
+    v_outcomes[v_places[v_n]] := 'redriven';
     perform baton._incident(
       v_now, 'operator', queue_name => v_dead.queue_name, message_id => v_dead.message_id,
       detail => jsonb_build_object('verb', 'redrive')
@@ -187,9 +190,6 @@ declare
   v_message record;
   v_removed bigint[];
 begin
-  message_ids := array(
-    select i.message_id from unnest(remove_messages.message_ids) with ordinality as i (message_id, nth) order by i.nth
-  );
   for v_message in
     with free as (
       select m.message_id
@@ -215,8 +215,7 @@ begin
   return query
   select
     case
-      when array_position(v_removed, i.message_id) is not null
-        and i.nth = array_position(remove_messages.message_ids, i.message_id) then 'removed'
+      when i.is_first and i.message_id in (select r.message_id from unnest(v_removed) as r (message_id)) then 'removed'
       when exists (
         select
         from baton.messages as m
@@ -225,7 +224,10 @@ begin
       else 'unknown'
     end,
     i.message_id
-  from unnest(remove_messages.message_ids) with ordinality as i (message_id, nth)
+  from (
+    select n.message_id, n.nth, n.nth = min(n.nth) over (partition by n.message_id) as is_first
+    from unnest(remove_messages.message_ids) with ordinality as n (message_id, nth)
+  ) as i
   order by i.nth;
 end;
 $$;
