@@ -42,7 +42,7 @@ begin
     perform baton._raise('invalid_keys', 'not a key: ' || left(v_item::text, 60));
   end if;
 
-  -- The limit keeps it a look-up a key, whatever a plan takes the number of keys or tasks for.
+  -- That it asks for the run in there keeps it a look-up a key, whatever a plan takes the number of keys or tasks for.
   return query
   select
     case
@@ -80,7 +80,6 @@ begin
     from baton.tasks as o
     where o.run_id = k.run_id and o.step_slug = k.step_slug and o.task_index = k.task_index
       and not exists (select from baton.runs as r where r.run_id = o.run_id and r.pruned_at is not null)
-    limit 1
   ) as t on true
   order by i.nth;
 end;

@@ -29,8 +29,8 @@ declare
 begin
   for v_run in select c.run_id, c.message_id, c.delivery from baton.claim('q', max_messages => 50) as c loop
     select b.replay_epoch into v_epoch from baton.begin_replay(v_run.message_id, v_run.delivery) as b;
-    perform baton.create_step(v_run.run_id, v_epoch, 's', '[1, 2]');
-    perform baton.dispatch_tasks(v_run.run_id, v_epoch);
+    perform baton.create_step(v_run.run_id, v_epoch, 's', '[1, 2, 3, 4, 5]');
+    perform baton.dispatch_tasks(v_run.run_id, v_epoch, inline_limit => 4);
   end loop;
 end;
 $$;
