@@ -27,7 +27,7 @@ class Mail:
     """Messages and signals, asked again until there is an answer; and what the answers were."""
 
     def __init__(self, dsn):
-        self.over = threading.Event()
+        self.over, self.all_sent = threading.Event(), threading.Event()
         self.sent, self.taken, self.signals = [], [], []  # taken: (key, what was done with it), in their order
         self.pool = ThreadPoolExecutor(max_workers=3)
         self.parts = [self.pool.submit(part, Caller(dsn)) for part in (self.send, self.take, self.signal)]
@@ -37,9 +37,10 @@ class Mail:
             key = f"m-{len(self.sent)}"
             caller.one("select * from baton.send('mail', %s, dedupe_key => %s)", Jsonb(key), key)
             self.sent.append(key)
+        self.all_sent.set()
 
     def take(self, caller):
-        while not self.over.wait(0.005) or caller.rows("select from baton.messages where queue_name = 'mail'"):
+        while not self.all_sent.wait(0.005) or caller.rows("select from baton.messages where queue_name = 'mail'"):
             for row in caller.rows("select * from baton.claim('mail', visibility => '1 s')"):
                 self.taken.append((row.payload, "claimed"))
                 answer = caller.one("select * from baton.ack(%s, %s)", row.message_id, row.delivery)
