@@ -112,12 +112,14 @@ begin
     v_backend := baton._hold_session();
   end if;
 
-  -- Where both rows are free no subtransaction is needed, whose locks would make multixacts.
+  -- Where both rows are free no subtransaction is needed, whose locks would make multixacts. Two look-ups: a join that
+  -- was planned for few runs would read them all.
   select r as run, m as message
   into v_free
-  from baton.messages as m
-  inner join baton.runs as r on r.run_id = m.run_id
-  where m.message_id = begin_replay.message_id
+  from baton.runs as r
+  cross join baton.messages as m
+  where r.run_id = (select k.run_id from baton.messages as k where k.message_id = begin_replay.message_id)
+    and m.message_id = begin_replay.message_id
     and m.delivery = begin_replay.delivery
     and m.claimed_at is not null
     and m.kind = 'run'
