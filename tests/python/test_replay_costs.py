@@ -135,3 +135,22 @@ def test_claims_and_grants_cost_nothing_of_other_runs(conn):
     sleepers(conn, 20_000)
     assert [buffers(conn, ask, *message) for _ in range(3)][-1] <= before + 10
     assert take(conn) is None
+
+
+def test_a_grant_that_was_planned_for_few_runs_does_not_read_the_many(conn):
+    start(conn)
+    conn.execute("vacuum analyze baton.runs, baton.messages")
+
+    def cost():
+        [message] = conn.execute("select message_id, delivery from baton.claim('q', for_run => 'r')").fetchall()
+        used = buffers(conn, "select * from baton.begin_replay(%s, %s)", *message)
+        epoch = conn.execute("select replay_epoch from baton.runs where run_id = 'r'").fetchone().replay_epoch
+        used += buffers(conn, "select * from baton.end_replay('r', %s, %s)", epoch, last_seq(conn))
+        wake(conn)
+        return used
+
+    cost()
+    before = cost()
+    for number in range(2000):
+        start(conn, f"other {number}")
+    assert cost() <= before + 30, "taller indexes, and no more"

@@ -33,11 +33,13 @@ class Mail:
         self.parts = [self.pool.submit(part, Caller(dsn)) for part in (self.send, self.take, self.signal)]
 
     def send(self, caller):
-        while not self.over.wait(0.01):
-            key = f"m-{len(self.sent)}"
-            caller.one("select * from baton.send('mail', %s, dedupe_key => %s)", Jsonb(key), key)
-            self.sent.append(key)
-        self.all_sent.set()
+        try:
+            while not self.over.wait(0.01):
+                key = f"m-{len(self.sent)}"
+                caller.one("select * from baton.send('mail', %s, dedupe_key => %s)", Jsonb(key), key)
+                self.sent.append(key)
+        finally:
+            self.all_sent.set()
 
     def take(self, caller):
         while not self.all_sent.wait(0.005) or caller.rows("select from baton.messages where queue_name = 'mail'"):

@@ -158,8 +158,6 @@ async def play(stage):
 
 
 async def run(stage, new, old, count, seconds):
-    clock = demo_stage.Clock()
-
     async def all_of(side):
         work = {"does": "work", "seconds": seconds}
         for number in range(count):
@@ -172,27 +170,7 @@ async def run(stage, new, old, count, seconds):
         await side.db.execute("select baton.cancel_run('cancelled', 'enough')")
         await side.settled("cancelled")
 
-    async def watch():
-        said = 0
-        while True:
-            for side in (new, old):
-                await side.look()
-            if clock() >= said + 5:
-                said = clock()
-                stage.say(f"{said:5.1f} s  {line((new, old))}")
-            await asyncio.sleep(0.3)
-
-    watching = asyncio.create_task(watch())
-    try:
-        await asyncio.gather(all_of(new), all_of(old))
-    finally:
-        watching.cancel()
-        await asyncio.wait([watching])
-    if not watching.cancelled():
-        watching.result()
-    for side in (new, old):
-        await side.look()
-    stage.say(f"{clock():5.1f} s  {line((new, old))}")
+    await demo_stage.side_by_side(stage, (new, old), all_of, line)
 
 
 async def figures(stage, new, old, count):

@@ -228,19 +228,6 @@ async def until(condition, what, timeout):
         await asyncio.sleep(0.05)
 
 
-async def beside(coroutine, *endless):
-    """The coroutine's answer; the endless ones run as long, and an error of theirs is the answer, too."""
-    tasks = [asyncio.create_task(one) for one in (coroutine, *endless)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
 async def play(stage):
     pace = Pace(stage.short)
     cluster = Cluster()
@@ -282,7 +269,7 @@ async def run(stage, new, old):
     async def both():
         await asyncio.gather(*(side.play(lambda text, side=side: stage.say(f"{clock():5.1f} s  {side.title}: {text}"))
                                for side in (new, old)))
-    await beside(both(), progress(), *(one for side in (new, old) for one in (side.tick(), side.ring(), side.look())))
+    await demo_stage.beside(both(), progress(), *(one for side in (new, old) for one in (side.tick(), side.ring(), side.look())))
 
 
 def figures(stage, new, old):

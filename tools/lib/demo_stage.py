@@ -121,3 +121,39 @@ class Clock:
 
     def __call__(self):
         return time.monotonic() - self.started
+
+
+async def beside(coroutine, *endless):
+    """The coroutine's answer; the endless ones run as long, and an error of theirs is the answer, too."""
+    tasks = [asyncio.create_task(one) for one in (coroutine, *endless)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def side_by_side(stage, sides, play, line):
+    """play(side) of all sides at once, while they are looked at: line(sides) every few seconds, and at the end."""
+    clock = Clock()
+
+    async def all_of_them():
+        await asyncio.gather(*(play(side) for side in sides))
+
+    async def watch():
+        said = 0
+        while True:
+            for side in sides:
+                await side.look()
+            if clock() >= said + 5:
+                said = clock()
+                stage.say(f"{said:5.1f} s  {line(sides)}")
+            await asyncio.sleep(0.2)
+
+    await beside(all_of_them(), watch())
+    for side in sides:
+        await side.look()
+    stage.say(f"{clock():5.1f} s  {line(sides)}")

@@ -145,8 +145,6 @@ async def play(stage):
 
 
 async def run(stage, new, old, count, seconds):
-    clock = demo_stage.Clock()
-
     async def all_of(side):
         for number in range(count):
             await side.buy(f"order-{number + 1}", seconds)
@@ -154,27 +152,7 @@ async def run(stage, new, old, count, seconds):
             side.killed = f"order-{count + 1}"
             await side.buy(side.killed, seconds)
 
-    async def watch():
-        said = 0
-        while True:
-            for side in (new, old):
-                await side.look()
-            if clock() >= said + 5:
-                said = clock()
-                stage.say(f"{said:5.1f} s  {line((new, old))}")
-            await asyncio.sleep(0.2)
-
-    watching = asyncio.create_task(watch())
-    try:
-        await asyncio.gather(all_of(new), all_of(old))
-    finally:
-        watching.cancel()
-        await asyncio.wait([watching])
-    if not watching.cancelled():
-        watching.result()
-    for side in (new, old):
-        await side.look()
-    stage.say(f"{clock():5.1f} s  {line((new, old))}")
+    await demo_stage.side_by_side(stage, (new, old), all_of, line)
 
 
 def figures(stage, new, old, count):
