@@ -32,9 +32,10 @@ begin atomic
       'For example 30 seconds, or 2 hours.'
     ),
     (
-      'interval_too_short', '22023', '%1$s must be at least %2$s, not %3$s',
+      'too_small', '22023', '%1$s must be at least %2$s, not %3$s',
       'Leave it out, or pass null, for the default.'
     ),
+    ('invalid_time', '22023', '%1$s must be a finite time, not %2$s', 'Leave it out, or pass null, for none.'),
     ('invalid_limit', '22023', '%1$s must not be negative, not %2$s', 'Leave it out, or pass null, for the default.'),
     ('invalid_choice', '22023', '%1$s must be one of %2$s, not %3$s', 'Spell it exactly like one of these.'),
     ('missing_argument', '22023', '%1$s must not be null', 'Pass a value.'),
@@ -59,8 +60,8 @@ begin atomic
       'For a step of one task: [input]'
     ),
     (
-      'invalid_completions', '22023', 'completions must be a JSON array of objects, not %1$s',
-      'Each with step_slug, task_index, attempt, output, message_id and delivery.'
+      'invalid_completions', '22023', 'completions: %1$s',
+      'An array of objects with step_slug, task_index, attempt, output, message_id and delivery.'
     ),
     (
       'invalid_keys', '22023', 'keys: %1$s', 'An array of objects with run_id, step_slug, task_index and attempt.'

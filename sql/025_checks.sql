@@ -68,7 +68,7 @@ begin
     perform baton._raise('invalid_interval', _check_interval.argument, _check_interval.value::text);
   elsif _check_interval.value < _check_interval.shortest then
     perform baton._raise(
-      'interval_too_short', _check_interval.argument, _check_interval.shortest::text, _check_interval.value::text
+      'too_small', _check_interval.argument, _check_interval.shortest::text, _check_interval.value::text
     );
   end if;
 end;

@@ -205,7 +205,7 @@ comment on function baton.begin_replay(bigint, bigint, text) is
 Arguments: hold, lease, or session: then it also ends with the connection that asks, so that a killed process frees the run at once (that connection takes one advisory lock for its life).
 Outcomes: granted, with run_id, workflow_name, replay_epoch (the fence that every writing verb names), last_seq, clock (by which a sleep is over or not); handed_over: somebody else holds it and will see what you brought; busy, with retry_after; terminal: the run has ended, with status; lost, where the receipt is not current or its claim has run out. After anything but granted take the next message
 Raises: 22023, 25001
-Locks: the run for at most 100 ms, then the message
+Locks: the run, then the message, waiting for each at most 100 ms
 Source: the advisory lock around replays that users of the Workflow SDK built';
 
 create or replace function baton.end_replay(
@@ -260,7 +260,7 @@ begin
     elsif (end_replay.seen_seq between 0 and v_run.last_seq) is not true then
       perform baton._raise('invalid_position', v_run.last_seq::text, coalesce(end_replay.seen_seq::text, 'null'));
     elsif not isfinite(end_replay.wake_at) then
-      perform baton._raise('invalid_interval', 'wake_at', end_replay.wake_at::text);
+      perform baton._raise('invalid_time', 'wake_at', end_replay.wake_at::text);
     end if;
     outcome := 'again';
     last_seq := v_run.last_seq;
@@ -403,6 +403,6 @@ $$;
 
 comment on function baton.release_replay(text) is
 'For operators: take the baton away from whoever holds it, and have the run replayed anew. Bodies that run go on.
-Outcomes: released; none, where no replay is held and no message of the run that owns nothing is claimed
+Outcomes: released; none, where no replay is held and no message of the run that owns nothing is claimed, or the run has ended or is unknown
 Raises: 25001
 Locks: the run, then its claimed messages by id, waiting for them';

@@ -161,7 +161,7 @@ begin
     'on_exhausted', coalesce(create_step.on_exhausted, 'fail_step'), 'fail_step', 'skip_step'
   );
   if create_step.max_attempts < 1 then
-    perform baton._raise('invalid_limit', 'max_attempts', create_step.max_attempts::text);
+    perform baton._raise('too_small', 'max_attempts', '1', create_step.max_attempts::text);
   end if;
   if create_step.inputs is null or jsonb_typeof(create_step.inputs) <> 'array' then
     perform baton._raise('invalid_inputs', coalesce(jsonb_typeof(create_step.inputs), 'null'));

@@ -229,7 +229,7 @@ declare
   v_ended boolean[];
 begin
   if complete_tasks.completions is null or jsonb_typeof(complete_tasks.completions) <> 'array' then
-    perform baton._raise('invalid_completions', coalesce(jsonb_typeof(complete_tasks.completions), 'null'));
+    perform baton._raise('invalid_completions', 'not an array');
   end if;
   select i.item
   into v_invalid
@@ -243,7 +243,7 @@ begin
   ) is not true
   limit 1;
   if found then
-    perform baton._raise('invalid_completions', left(v_invalid::text, 60));
+    perform baton._raise('invalid_completions', 'not a completion: ' || left(v_invalid::text, 60));
   end if;
   for v_item in
     select

@@ -82,4 +82,4 @@ comment on function baton.tick() is
 'Everything periodic: dead letters, recovery of runs, answers to start requests, the package''s own rows in pg_cron''s history, silent workers, queue marks, the counters of metrics(), then ensure_workers. Call it every few seconds, by schedule() or by anything else. One at a time: a second caller returns at once.
 Returns: a row a part that changed something or failed: part, changed (rows), error
 Raises: 25001
-Locks: everything never waiting';
+Locks: the row of state, then what it changes, never waiting';

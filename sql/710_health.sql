@@ -240,7 +240,7 @@ $$;
 create or replace function baton._health_queues()
 returns table (severity text, finding text, subject text, detail text, advice text)
 language plpgsql
-volatile
+stable
 set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -284,7 +284,16 @@ begin
     advice := 'the workers claim and die, or claim and do not begin: look at their logs';
     return next;
   end loop;
+end;
+$$;
 
+create or replace function baton._health_runs()
+returns table (severity text, finding text, subject text, detail text, advice text)
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
   for subject, detail in
     select
       p.run_id,
@@ -353,6 +362,8 @@ begin
     select w.* from baton._health_workers() as w
     union all
     select q.* from baton._health_queues() as q
+    union all
+    select u.* from baton._health_runs() as u
     union all
     select v.* from baton._health_vacuum() as v
     union all

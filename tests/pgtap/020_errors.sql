@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(55);
+select plan(57);
 
 -- A run that has been granted a replay
 select baton.start_run('w', '{}', 'r') \g /dev/null
@@ -30,8 +30,12 @@ insert into cases (condition, statement, message) values
   'delay must be between 0 and 10 years, not -00:00:01'
 ),
 (
-  'interval_too_short', $$select baton.register_worker_function('f', debounce => '0.5 seconds')$$,
+  'too_small', $$select baton.register_worker_function('f', debounce => '0.5 seconds')$$,
   'debounce must be at least 00:00:01, not 00:00:00.5'
+),
+(
+  'invalid_time', format('select baton.end_replay(%L, %s, 1, %L)', 'r', :epoch, 'infinity'),
+  'wake_at must be a finite time, not infinity'
 ),
 ('invalid_limit', $$select baton.claim('work', max_messages => -1)$$, 'max_messages must not be negative, not -1'),
 (
@@ -57,7 +61,7 @@ insert into cases (condition, statement, message) values
 ),
 (
   'invalid_completions', $$select * from baton.complete_tasks('r', '[{"task_index": -1}]')$$,
-  'completions must be a JSON array of objects, not {"task_index": -1}'
+  'completions: not a completion: {"task_index": -1}'
 ),
 ('invalid_keys', $$select * from baton.terminal_tasks('{}')$$, 'keys: not an array'),
 (
@@ -79,7 +83,7 @@ select set_eq(
   'select e.condition from baton._errors() as e', 'select c.condition from cases as c',
   'errors: every condition has a case here'
 );
-select is((select count(distinct e.condition)::integer from baton._errors() as e), 25, 'errors: each is registered once');
+select is((select count(distinct e.condition)::integer from baton._errors() as e), 26, 'errors: each is registered once');
 
 create function baton_test.said(statement text)
 returns text

@@ -135,11 +135,11 @@ select is(
 )
 from (
   values
-  ('debounce', '0.999999 seconds', '22023 interval_too_short'),
+  ('debounce', '0.999999 seconds', '22023 too_small'),
   ('debounce', '1 second', 'nothing'),
-  ('pending_timeout', '0', '22023 interval_too_short'),
+  ('pending_timeout', '0', '22023 too_small'),
   ('pending_timeout', '-1 second', '22023 invalid_interval'),
-  ('heartbeat_timeout', '0.5 seconds', '22023 interval_too_short'),
+  ('heartbeat_timeout', '0.5 seconds', '22023 too_small'),
   ('heartbeat_timeout', '11 years', '22023 invalid_interval')
 ) as t (argument, value, raised);
 select is_empty(

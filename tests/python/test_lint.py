@@ -38,7 +38,9 @@ BODY = """  select t.* into v_row from baton.things as t where t.thing_id = look
 
 PACKAGE = {
     "pg_baton.control": "comment = 'a test'\ndefault_version = '0.1.0'\n",
-    "META.json": '{"version": "0.1.0", "provides": {"pg_baton": {"version": "0.1.0"}}}',
+    "META.json": '{"version": "0.1.0", "provides": {"pg_baton": {"version": "0.1.0", "file": "sql/install.sql", '
+                 '"docfile": "CHANGELOG.md"}}, "name": "pg_baton", "abstract": "a test", "maintainer": "us", '
+                 '"license": "postgresql", "release_status": "stable", "meta-spec": {"version": "1.0.0"}}',
     "CHANGELOG.md": "# Changes\n\n## [0.1.0] - unreleased\n",
     "sql/install.sql": "\\set ON_ERROR_STOP on\n\\ir 000_schema.state.sql\n\\ir 100_things.state.sql\n"
                        "\\ir 010_version.sql\n\\ir 030_clock.sql\n\\ir 110_help.sql\n\\ir 120_look.sql\n"
@@ -181,6 +183,12 @@ LOOK, HELP, STATE, INSTALL = "sql/120_look.sql", "sql/110_help.sql", "sql/100_th
     ({"pg_baton.control": swap("0.1.0", "0.2.0")}, "pg_baton.control says 0.2.0"),
     ({"META.json": swap('"version": "0.1.0", "provides"', '"version": "0.2.0", "provides"')}, "META.json version"),
     ({"META.json": swap('{"pg_baton": {"version": "0.1.0"', '{"pg_baton": {"version": "0.2.0"')}, "META.json provides"),
+    ({"META.json": swap('"license": "postgresql", ', "")}, "META.json: no license"),
+    ({"META.json": swap("0.1.0", "0.1")}, "META.json: not a semantic version: 0.1"),
+    ({"META.json": swap('"stable"', '"unstable"')}, "release_status unstable does not go with version 0.1.0"),
+    ({"META.json": swap("0.1.0", "0.1.0-dev")}, "release_status stable does not go with version 0.1.0-dev"),
+    ({"META.json": swap("sql/install.sql", "sql/pg_baton.sql")}, "the file of pg_baton is not there: sql/pg_baton.sql"),
+    ({"META.json": swap('"docfile": "CHANGELOG.md"', '"docfile": "doc.md"')}, "the docfile of pg_baton is not there"),
     ({"CHANGELOG.md": swap("0.1.0", "0.0.9")}, "CHANGELOG.md: says version 0.0.9"),
     ({"sql/010_version.sql": swap("0.1.0", "0.0.9")}, "010_version.sql: says version 0.0.9"),
     # Words
