@@ -31,11 +31,12 @@ from psycopg.rows import namedtuple_row
 from pytest_postgresql.janitor import DatabaseJanitor
 
 ROOT = Path(__file__).resolve().parents[2]
+TREE = ROOT / os.environ.get("BATON_TREE", ".")  # what is tested: tools/mutants sets it
 INSTALL = ROOT / os.environ.get("BATON_INSTALL", "sql/install.sql")
 TEST_CLOCK = ROOT / "tests/sql/test_clock.sql"
 TEMPLATE = "baton_template"
 CLOCK_TEMPLATE = "baton_template_clock"
-PATIENCE = 60  # seconds: what does not happen fails, however busy the machine is
+PATIENCE = float(os.environ.get("BATON_PATIENCE", 60))  # seconds: what does not happen fails, however busy the machine is
 RANDOM_SECONDS = float(os.environ.get("BATON_SECONDS", 8))  # how long verbs are called at random
 
 

@@ -11,10 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from cluster import clean_environ
-from conftest import PATIENCE, ROOT, wait_until
+from conftest import PATIENCE, ROOT, TREE, wait_until
 
 SECRET = "s3cret-0f-the-te5ts"
-EXAMPLES = ROOT / os.environ.get("BATON_EXAMPLES", "docs/examples")  # tools/mutants sets it
+EXAMPLES = TREE / "docs/examples"
 
 
 def free_port():
@@ -116,14 +116,14 @@ def role(conn, kind):
 
 def sender(database, output, *options, user, secret=SECRET, env=()):
     environment = {"BATON_SECRET_KEY": secret} if secret is not None else {}
-    return Program(output, [ROOT / "tools/sender", "--poll", "0.1", "--database-url",
+    return Program(output, [TREE / "tools/sender", "--poll", "0.1", "--database-url",
                             database.cluster.dsn(database.name, user=user), *options], {**environment, **dict(env)})
 
 
 def worker(database, output, port, *, user, function="orders", code=None, **env):
     """docs/examples/worker_http.py; code: Python to run in its place, which can import it."""
-    command = ["-c", code] if code else [ROOT / "docs/examples/worker_http.py"]
+    command = ["-c", code] if code else [EXAMPLES / "worker_http.py"]
     return Program(output, command, {
         "FUNCTION_NAME": function, "DATABASE_URL": database.cluster.dsn(database.name, user=user), "PORT": str(port),
         "BATON_TOKEN": SECRET, "HEARTBEAT_SECONDS": "0.2", "POLL_SECONDS": "0.1",
-        "PYTHONPATH": os.fspath(ROOT / "docs/examples"), **{name: str(value) for name, value in env.items()}})
+        "PYTHONPATH": os.fspath(EXAMPLES), **{name: str(value) for name, value in env.items()}})

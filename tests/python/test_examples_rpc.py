@@ -7,7 +7,7 @@ import signal
 import httpx
 import pytest
 from conftest import ROOT, wait_until
-from programs import Program, free_port
+from programs import EXAMPLES, Program, free_port
 
 WORKER, USER = "token-of-a-worker", "token-of-a-user"
 CODE = """
@@ -59,7 +59,7 @@ class Office:
         for name in ("authenticator", "app_worker", "app_user"):  # roles are the cluster's: they may be there
             if self.conn.execute("select from pg_roles where rolname = %s", [name]).fetchall():
                 self.conn.execute(f"drop role {name}")
-        db.psql("-q", "-f", ROOT / "docs/examples/rpc.sql")
+        db.psql("-q", "-f", EXAMPLES / "rpc.sql")
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         server = Program(folder / "standin.log", [ROOT / "tests/standin/postgrest.py",
@@ -83,7 +83,7 @@ class Office:
         program = Program(self.folder / f"worker-{len(self.programs)}.log", ["-c", CODE], {
             "BATON_URL": self.url, "BATON_TOKEN": WORKER, "POLL_SECONDS": "0.05", "UNKNOWN_SECONDS": "0.3",
             "VISIBILITY_SECONDS": str(visibility), "FOLDER": str(self.folder),
-            "PYTHONPATH": str(ROOT / "docs/examples"), **env})
+            "PYTHONPATH": str(EXAMPLES), **env})
         self.programs.append(program)
         program.wait_for("ready")
         return program

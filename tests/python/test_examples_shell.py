@@ -6,8 +6,8 @@ import signal
 import subprocess
 
 import pytest
-from conftest import ROOT, wait_until
-from programs import Program, role
+from conftest import wait_until
+from programs import EXAMPLES, Program, role
 
 # Leaves a mark, a line in a file, then waits until the gate is open.
 GATED = 'echo $PPID >>"$FOLDER/pids"; cat >>"$FOLDER/marks"; until [ -e "$FOLDER/gate" ]; do sleep 0.02; done'
@@ -21,11 +21,11 @@ class Shop:
         self.user = role(self.conn, "worker")
 
     def worker(self, script, visibility=60):
-        return self.program(ROOT / "docs/examples/worker.sh", "sh", "-c", script, visibility=visibility)
+        return self.program(EXAMPLES / "worker.sh", "sh", "-c", script, visibility=visibility)
 
     def workflow(self, bodies="", visibility=60):
         """workflow.sh, its bodies followed by others of the test."""
-        text = (ROOT / "docs/examples/workflow.sh").read_text()
+        text = (EXAMPLES / "workflow.sh").read_text()
         file = self.folder / "workflow.sh"
         file.write_text(text.replace("\n# The workflow:", f"\n{bodies}\n# The workflow:", 1))
         return self.program(file, visibility=visibility)
@@ -122,7 +122,7 @@ def test_a_long_command_keeps_its_message(shop):
 
 def test_without_a_command_it_takes_nothing(shop):
     shop.send({"order": 7})
-    done = subprocess.run(["/bin/bash", ROOT / "docs/examples/worker.sh"], env={**os.environ, "DATABASE_URL": "unused"},
+    done = subprocess.run(["/bin/bash", EXAMPLES / "worker.sh"], env={**os.environ, "DATABASE_URL": "unused"},
                           capture_output=True, text=True, timeout=20)
     assert done.returncode != 0 and "COMMAND" in done.stderr
     assert len(shop.messages()) == 1
@@ -168,6 +168,20 @@ def test_killed_in_a_body_the_workflow_goes_on_elsewhere(shop):
     (shop.folder / "gate").touch()
     assert shop.wait("completed").output == ORDERED
     assert shop.lines() == [f"r/ship/0 {worker.process.pid}" for worker in (first, second)]
+
+
+def test_a_body_longer_than_its_claim_is_run_once(shop):
+    gated = 'ship() { echo x >>"$FOLDER/marks"; until [ -e "$FOLDER/gate" ]; do sleep 0.02; done; echo "{\\"shipped\\": $(cat)}"; }'
+    for _ in range(2):
+        shop.workflow(gated, visibility=2)
+    shop.start("r")
+    shop.wait_lines(1)
+    (first,) = shop.messages()
+    wait_until(lambda: (shop.messages()[0].visible_at - first.visible_at).total_seconds() > 2, "extended beyond a claim",
+               every=0.05)
+    (shop.folder / "gate").touch()
+    assert shop.wait("completed").output == ORDERED
+    assert len(shop.lines()) == 1
 
 
 def test_a_body_that_fails_for_good_fails_the_run(shop):

@@ -9,10 +9,10 @@ import urllib.request
 
 import psycopg
 import pytest
-from conftest import ROOT, wait_until
-from programs import SECRET, Program, free_port, role
+from conftest import wait_until
+from programs import EXAMPLES, SECRET, Program, free_port, role
 
-FOLDER = ROOT / "docs/examples/typescript"
+FOLDER = EXAMPLES / "typescript"
 # The example's worker with workflows whose bodies leave marks, a line in a file: which step, which attempt, which process.
 CODE = """
 import { randomUUID } from "node:crypto";
@@ -38,6 +38,7 @@ function flaky(input, task) {
   if (task.attempt <= input) throw new Error(`attempt ${task.attempt}`);
   return task.attempt;
 }
+function deadly(input, task) { mark(task); if (task.attempt < 2) throw new Error("once more"); return "done"; }
 async function broken(input, task) { await gated(input, task); throw new Failed("broken"); }
 function large(input, task) { mark(task); return "x".repeat(input); }
 
@@ -55,10 +56,11 @@ const workflows = {
     const branch = async (name) => [await run.step(quick, name, { key: name }), await run.signal(name)];
     return Promise.all([branch("a"), branch("b"), run.step(quick, run.record("dice", () => Math.random()), { key: "c" })]);
   },
+  kills: async (run) => { await run.step(deadly, null); process.kill(process.pid, "SIGKILL"); },
   impure: (run) => run.step(quick, null, { key: String(process.hrtime.bigint()) }),
 };
 workflows.halves = (run) => Promise.all([run.step(broken, null), workflows.steps(run)]);
-const bodies = { gated, quick, flaky, large, broken };
+const bodies = { gated, quick, flaky, large, deadly, broken };
 for (const name of FORGET.split(" ")) { delete workflows[name]; delete bodies[name]; }
 
 const worker = new Worker(randomUUID(), { queue: "default", workflows, bodies }, Number(process.env.LANES ?? 2));
@@ -284,6 +286,7 @@ def test_a_branch_that_fails_ends_the_run_whatever_the_other_has_in_the_log(shop
     wait_until(lambda: shop.types().count("step_completed") == 8, "the other is through", every=0.02)
     shop.open_gate()
     assert shop.wait("failed").error["step"] == "broken"
+    assert [step for step, *_ in shop.marks()].count("broken") == 1, "it failed for good"
 
 
 def test_a_body_that_fails_is_retried_until_its_limit(shop):
@@ -293,6 +296,20 @@ def test_a_body_that_fails_is_retried_until_its_limit(shop):
     assert [attempt for _, _, attempt, _ in shop.marks()] == [1, 2, 3]
     shop.start("retries", 3, "never")
     assert shop.wait("failed", "never").error["step"] == "flaky"
+
+
+def test_a_workflow_that_kills_its_process_after_a_body_is_counted_on_the_run(shop):
+    shop.conn.execute("update baton.settings set max_lapses = 4")
+    shop.start("kills")
+
+    def done():
+        if not any(worker.process.poll() is None for worker in shop.workers):
+            shop.program("--input-type=module", "-e", CODE, visibility=1)
+        return shop.run().ended_at
+
+    wait_until(done, "the run has ended", every=0.05)
+    assert (shop.run().status, shop.run().error) == ("failed", {"reason": "max_lapses"})
+    assert len(shop.marks()) == 2, "the second attempt's end is kept"
 
 
 def test_an_output_that_is_too_large_fails_the_body_for_good(shop):
@@ -314,10 +331,13 @@ def test_code_that_does_not_ask_for_what_the_log_holds_fails_its_run(shop):
 def test_what_an_old_deployment_does_not_know_is_given_back(shop, unknown):
     shop.conn.execute("update baton.settings set max_failures = 1000")
     shop.open_gate()
-    old = shop.worker(FORGET=unknown)
+    old = shop.worker(FORGET=unknown, UNKNOWN_SECONDS="600")
     shop.start("gate", "through")
     old.wait_for("failing: unknown")
+    old.wait_for("given back r" if unknown == "gated" else "failed r")
+    assert shop.conn.execute("select visible_at > clock_timestamp() + '500 s' from baton.messages").fetchall() == [(True,)]
     new = shop.worker()
+    shop.conn.execute("update baton.messages set visible_at = clock_timestamp()")
     old.signal()
     assert shop.wait("completed").output == "through"
     assert {pid for *_, pid in shop.marks()} == {new.process.pid}
@@ -342,6 +362,7 @@ def test_behind_a_pooler_in_transaction_mode(shop, make_pooler, server_log):
     for number in range(3):
         assert shop.wait("completed", f"r{number}").output == [number, "x"]
     assert not any("database:" in worker.text() for worker in workers)
+    assert shop.conn.execute("select distinct control from baton.workers").fetchall() == [("polling",)], "LISTEN heard nothing"
     assert server_log.errors() == []
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 from cluster import Cluster, clean_environ
-from conftest import ROOT, Session, wait_blocked
+from conftest import ROOT, TREE, Session, wait_blocked
 
 STANDIN_CRON = ROOT / "tests/standin/cron.sql"
-SQL = ROOT / os.environ.get("BATON_SQL", "sql")  # tools/mutants sets it
+SQL = TREE / "sql"
 FINGERPRINT = (ROOT / "tools/fingerprint.sql").read_text()
 WAYS = ["checkout", "one_file", "driver", "extension"]
 numbers = itertools.count(1)

@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from conftest import ROOT, wait_until
-from programs import Program, role
+from conftest import wait_until
+from programs import EXAMPLES, Program, role
 from runs import (
     append, begin, end, granted, incidents, last_seq, log, messages, run, serve, start, superseded, take, wake, wedged,
 )
@@ -246,7 +246,7 @@ def workers(pooled, tmp_path):
     def make(file):
         dsn = pooled.cluster.dsn(pooled.name, user="baton_test_worker")
         for number in range(2):
-            made.append(Program(tmp_path / f"{number}.log", [ROOT / "docs/examples" / file], {
+            made.append(Program(tmp_path / f"{number}.log", [EXAMPLES / file], {
                 "DATABASE_URL": dsn, "QUEUE_NAME": "q", "POLL_SECONDS": "0.05", "VISIBILITY_SECONDS": "60"}))
         for program in made:
             program.wait_for("ready")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from conftest import ROOT, wait_until
-from programs import Program, role
+from conftest import wait_until
+from programs import EXAMPLES, Program, role
 
 # Each workflow names what it decides in its events: who (pid), under which epoch.
 CODE = """
@@ -73,7 +73,7 @@ class Office:
         dsn = psycopg.conninfo.make_conninfo(self.db.cluster.dsn(self.db.name, user=self.user), application_name=name)
         program = Program(self.folder / f"{name}.log", ["-c", CODE], {
             "DATABASE_URL": dsn, "POLL_SECONDS": "0.05", "VISIBILITY_SECONDS": str(visibility),
-            "UNKNOWN_SECONDS": "0.3", "PYTHONPATH": str(ROOT / "docs/examples"), **env})
+            "UNKNOWN_SECONDS": "0.3", "PYTHONPATH": str(EXAMPLES), **env})
         program.name = name
         self.workers.append(program)
         if wait:

@@ -31,7 +31,7 @@ async function connect(): Promise<pg.Client> {
   return db;
 }
 
-/** Several lanes with a message each, and one connection that tends what they have in hand. */
+/** Several lanes with a message each, and a connection that tends what they have in hand, beside one that listens. */
 export class Worker {
   readonly id: string;
   readonly application: Application;
@@ -77,13 +77,16 @@ export class Worker {
   async #tend(done: AbortSignal): Promise<void> {
     while (!done.aborted) {
       let db: pg.Client | undefined;
+      let listener: pg.Client | undefined; // another one: through a pooler a connection may hear what it sends itself
       try {
         db = await connect();
-        db.on("notification", ({ payload }) => {
+        listener = await connect();
+        listener.on("end", () => db?.end().catch(() => {}));
+        listener.on("notification", ({ payload }) => {
           this.#heardAt = Date.now();
           if (payload?.includes('"cancel:')) this.hint();
         });
-        await db.query("listen baton_control");
+        await listener.query("listen baton_control");
         const recovered = await call(db, "recover_runs", { queue_name: this.application.queue });
         log("ready; recovered:", ...recovered.map(({ run_id }) => run_id));
         for (let beatAt = 0; !done.aborted; ) {
@@ -100,6 +103,7 @@ export class Worker {
         log("database:", String(error));
         await sleep(POLL_MS, undefined, { signal: done }).catch(() => {});
       } finally {
+        await listener?.end().catch(() => {});
         await db?.end().catch(() => {});
       }
     }
