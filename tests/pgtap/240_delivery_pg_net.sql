@@ -264,27 +264,6 @@ select tap.is(
 reset role;
 
 -- Whatever was asked
-create function baton_test.relations_with(word text)
-returns setof text
-language plpgsql
-stable
-as $$
-declare
-  v_relation regclass;
-  v_found boolean;
-begin
-  for v_relation in
-    select c.oid::regclass from pg_class as c
-    where c.relnamespace = 'baton'::regnamespace and c.relkind in ('r', 'v') and c.relname <> 'secrets'
-  loop
-    execute format('select exists (select from %s as r where strpos(r::text, $1) > 0)', v_relation)
-    into v_found using relations_with.word;
-    if v_found then
-      return next v_relation::text;
-    end if;
-  end loop;
-end;
-$$;
 select is_empty($$select baton_test.relations_with('S3CR3T')$$, 'secrets: none is in a table or a view');
 select isnt_empty($$select baton_test.relations_with('w.test')$$, 'secrets: where a word that is there would be found');
 select is(

@@ -3,27 +3,6 @@
 \ir _runs.sql
 select plan(77);
 
-create function baton_test.park(message_id bigint, delivery bigint, delay interval default '0', force boolean default false)
-returns text
-language sql
-volatile
-begin atomic
-  select concat_ws(' ', p.outcome, p.visible_at - baton._now())
-  from baton.park(park.message_id, park.delivery, park.delay, park.force) as p;
-end;
-
-create function baton_test.fail(
-  message_id bigint, delivery bigint, delay interval default '1 minute', final boolean default false,
-  force boolean default false
-)
-returns text
-language sql
-volatile
-begin atomic
-  select concat_ws(' ', f.outcome, f.visible_at - baton._now())
-  from baton.fail(fail.message_id, fail.delivery, 'broken', fail.delay, fail.final, fail.force) as f;
-end;
-
 -- park
 
 select baton_test.start('a') \g /dev/null
@@ -99,13 +78,13 @@ select is(baton_test.messages('u'), null, 'park: the message goes too');
 select baton_test.start('c') \g /dev/null
 select m as cm, d as cd from baton_test.take('c') \gset
 select outcome from baton.cancel_run('c', 'x') \g /dev/null
-select is(baton_test.fail(:cm, :cd), 'cancelled', 'fail: of an ended run');
+select is(baton_test.fail_message(:cm, :cd), 'cancelled', 'fail: of an ended run');
 select is(baton_test.messages('c'), null, 'fail: the message goes');
 select is((select r.status from baton.get_run('c') as r), 'cancelled', 'fail: and the run is what it was');
 select baton_test.start('u2') \g /dev/null
 select m as um, d as ud from baton_test.take('u2') \gset
 delete from baton.runs where run_id = 'u2';
-select is(baton_test.fail(:um, :ud), 'cancelled', 'fail: of an unknown run');
+select is(baton_test.fail_message(:um, :ud), 'cancelled', 'fail: of an unknown run');
 
 -- park and fail, while bodies run under it
 
@@ -116,11 +95,11 @@ update baton.tasks set attempt = 4, lapses = 2, fence_attempt = 1 where run_id =
 select is(baton_test.park(:om, :od), 'in_use', 'park: while bodies run under it');
 select is(baton_test.run('o'), 'running 1/0/0 0/0 held', 'park: nothing is changed');
 select is(baton_test.messages('o'), 'keyless 00:00:30 claimed', 'park: of the message neither');
-select is(baton_test.fail(:om, :od), 'in_use 00:01:00', 'fail: while bodies run under it');
+select is(baton_test.fail_message(:om, :od), 'in_use 00:01:00', 'fail: while bodies run under it');
 select is(baton_test.run('o'), 'running 1/0/0 1/0 wake', 'fail: counts, and ends the replay');
 select is(baton_test.messages('o'), 'keyless 00:00:30 claimed, wake 00:01:00', 'fail: sends such a wake and leaves the message claimed');
 select is((select outcome from baton.extend(:om, :od)), 'extended', 'fail: its handler goes on extending it');
-select is(baton_test.fail(:om, :od, '2 minutes'), 'in_use 00:02:00', 'fail: again');
+select is(baton_test.fail_message(:om, :od, '2 minutes'), 'in_use 00:02:00', 'fail: again');
 select is(baton_test.messages('o'), 'keyless 00:00:30 claimed, wake 00:02:00', 'fail: there is one wake');
 select is(baton_test.park(:om, :od, '3 minutes', true), 'parked 00:03:00', 'park: by force');
 select is(baton_test.messages('o'), 'wake 00:03:00', 'park: it becomes the wake');
@@ -140,7 +119,7 @@ select is(baton_test.run('o'), 'running 3/0/0 2/0 wake', 'park: and so does the 
 select baton_test.start('o2') \g /dev/null
 select m as om, d as od, e as oe from baton_test.replay('o2') \gset
 select baton_test.body('o2', :om, :od) \g /dev/null
-select is(baton_test.fail(:om, :od, force => true), 'failed 00:01:00', 'fail: by force');
+select is(baton_test.fail_message(:om, :od, force => true), 'failed 00:01:00', 'fail: by force');
 select is(baton_test.messages('o2'), 'wake 00:01:00', 'fail: it becomes the wake');
 select is((select t.status from baton.tasks as t where t.run_id = 'o2'), 'created', 'fail: and its tasks are to be given out anew');
 select is(baton_test.log('o2'), 'run_created task_released', 'fail: the log says so');
@@ -149,13 +128,13 @@ select is(baton_test.log('o2'), 'run_created task_released', 'fail: the log says
 
 select baton_test.start('f') \g /dev/null
 select m as fm, d as fd, e as fe from baton_test.replay('f') \gset
-select is(baton_test.fail(:fm, :fd), 'failed 00:01:00', 'fail: a run message');
+select is(baton_test.fail_message(:fm, :fd), 'failed 00:01:00', 'fail: a run message');
 select is(baton_test.run('f'), 'running 1/0/0 1/0 wake', 'fail: counts on the run and ends the replay');
 select is(baton_test.state(:fm), (baton._now() + interval '1 minute') || ' free 0 0', 'fail: not on the message');
 select is((select m.last_error from baton.messages as m where m.message_id = :fm), 'broken', 'fail: the message says why');
 select is(baton_test.messages('f'), 'wake 00:01:00', 'fail: it becomes the run''s wake');
 select throws_ok(format('select baton.append_event(''f'', %s, ''x.y'')', :fe), 'PB001', null, 'fail: under a new epoch');
-select is(baton_test.fail(:fm, :fd), 'lost', 'fail: the receipt is spent');
+select is(baton_test.fail_message(:fm, :fd), 'lost', 'fail: the receipt is spent');
 select is(baton_test.run('f'), 'running 1/0/0 1/0 wake', 'fail: a lost one counts nothing');
 select outcome from baton.signal_run('f', 's') \g /dev/null
 select is(baton_test.messages('f'), 'wake 00:01:00', 'fail: a signal can''t cut the back-off');
@@ -171,12 +150,12 @@ select ok(
 select baton_test.set_limits(2, 20) \g /dev/null
 select baton_test.start('x') \g /dev/null
 select m as xm, d as xd from baton_test.replay('x') \gset
-select is(baton_test.fail(:xm, :xd, '0'), 'failed 00:00:00', 'limits: below max_failures');
+select is(baton_test.fail_message(:xm, :xd, '0'), 'failed 00:00:00', 'limits: below max_failures');
 select outcome from baton.wake_run('x') \g /dev/null
 select m as xm, d as xd from baton_test.replay('x') \gset
 select baton_test.body('x', :xm, :xd) \g /dev/null
 select outcome from baton.wake_run('x') \g /dev/null
-select is(baton_test.fail(:xm, :xd), 'dead', 'limits: at it the run ends, whichever messages drove it');
+select is(baton_test.fail_message(:xm, :xd), 'dead', 'limits: at it the run ends, whichever messages drove it');
 select results_eq(
   $$select r.status, r.error from baton.get_run('x') as r$$,
   $$values ('failed', '{"reason": "max_failures", "error": "broken"}'::jsonb)$$, 'limits: and says why'
@@ -189,16 +168,16 @@ select is((select i.detail from baton.incidents as i where i.run_id = 'x'), '{"f
 select is((select count(*) from baton.dead_messages), 0::bigint, 'limits: a run message is never a dead letter');
 select baton_test.start('y') \g /dev/null
 select m as ym, d as yd from baton_test.take('y') \gset
-select is(baton_test.fail(:ym, :yd, final => true), 'dead', 'limits: final ends the run at once');
+select is(baton_test.fail_message(:ym, :yd, final => true), 'dead', 'limits: final ends the run at once');
 select is((select r.error from baton.get_run('y') as r), '{"reason": "final", "error": "broken"}', 'limits: and says so');
 select baton_test.start('z') \g /dev/null
 select m as zm, d as zd, e as ze from baton_test.replay('z') \gset
-select is(baton_test.fail(:zm, :zd, '0'), 'failed 00:00:00', 'limits: one failure');
+select is(baton_test.fail_message(:zm, :zd, '0'), 'failed 00:00:00', 'limits: one failure');
 select m as zm, d as zd, e as ze from baton_test.replay('z') \gset
 select is(baton_test.finish_replay('z', :ze, 1), 'ended suspended', 'limits: then a replay that comes through');
 select outcome from baton.wake_run('z') \g /dev/null
 select m as zm, d as zd, e as ze from baton_test.replay('z') \gset
-select is(baton_test.fail(:zm, :zd, '0'), 'failed 00:00:00', 'limits: another failure is the first in a row');
+select is(baton_test.fail_message(:zm, :zd, '0'), 'failed 00:00:00', 'limits: another failure is the first in a row');
 select is_empty(
   $$select d.delay from unnest(array['-1 microsecond', '10 years 1 microsecond']) as d (delay)
   where baton_test.sqlstate_of(format('select baton.fail(1, 1, null, %L)', d.delay)) <> '22023'$$, 'fail: delays outside ten years are refused'

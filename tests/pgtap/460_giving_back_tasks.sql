@@ -3,29 +3,6 @@
 \ir _tasks.sql
 select plan(69);
 
-create function baton_test.park(message_id bigint, delivery bigint, delay interval default '0', force boolean default false)
-returns text
-language sql
-volatile
-begin atomic
-  select concat_ws(' ', p.outcome, p.visible_at - baton._now())
-  from baton.park(park.message_id, park.delivery, park.delay, park.force) as p;
-end;
-
-create function baton_test.fail_message(
-  message_id bigint, delivery bigint, delay interval default '1 minute', final boolean default false,
-  force boolean default false
-)
-returns text
-language sql
-volatile
-begin atomic
-  select concat_ws(' ', f.outcome, f.visible_at - baton._now())
-  from baton.fail(
-    fail_message.message_id, fail_message.delivery, 'broken', fail_message.delay, fail_message.final, fail_message.force
-  ) as f;
-end;
-
 -- A task message that nobody has started
 
 select baton_test.queued('a', 2) \g /dev/null

@@ -3,15 +3,6 @@
 \ir _tasks.sql
 select plan(14);
 
-create function baton_test.findings(finding text)
-returns text
-language sql
-volatile
-begin atomic
-  select string_agg(concat_ws(' ', h.severity || ':', h.subject, h.detail), '; ' order by h.subject)
-  from baton.health() as h
-  where h.finding = findings.finding;
-end;
 create function baton_test.beat(number integer, control text default null)
 returns text
 language sql

@@ -3,14 +3,6 @@
 \ir _runs.sql
 select plan(20);
 
-create function baton_test.findings(finding text)
-returns text
-language sql
-volatile
-begin atomic
-  select string_agg(concat_ws(' ', h.severity || ':', h.subject, h.detail), '; ') from baton.health() as h where h.finding = findings.finding;
-end;
-
 -- The oldest message that is due
 
 select baton_test.start('a') \g /dev/null

@@ -106,6 +106,29 @@ begin
 end;
 $$;
 
+create function baton_test.park(message_id bigint, delivery bigint, delay interval default '0', force boolean default false)
+returns text
+language sql
+volatile
+begin atomic
+  select concat_ws(' ', p.outcome, p.visible_at - baton._now())
+  from baton.park(park.message_id, park.delivery, park.delay, park.force) as p;
+end;
+
+create function baton_test.fail_message(
+  message_id bigint, delivery bigint, delay interval default '1 minute', final boolean default false,
+  force boolean default false
+)
+returns text
+language sql
+volatile
+begin atomic
+  select concat_ws(' ', f.outcome, f.visible_at - baton._now())
+  from baton.fail(
+    fail_message.message_id, fail_message.delivery, 'broken', fail_message.delay, fail_message.final, fail_message.force
+  ) as f;
+end;
+
 -- The messages of a run, the oldest first: key, time until it is due or runs out, whether it is claimed.
 create function baton_test.messages(run_id text)
 returns text
@@ -129,4 +152,15 @@ language sql
 volatile
 begin atomic
   select string_agg(concat_ws(' ', w.run_id, w.reason), ', ' order by w.run_id) from baton.wedged_runs as w;
+end;
+
+-- The findings of that name: severity, subject, detail.
+create function baton_test.findings(finding text)
+returns text
+language sql
+volatile
+begin atomic
+  select string_agg(concat_ws(' ', h.severity || ':', h.subject, h.detail), '; ' order by h.subject)
+  from baton.health() as h
+  where h.finding = findings.finding;
 end;

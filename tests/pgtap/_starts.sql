@@ -184,3 +184,26 @@ begin atomic
     (e'v\n1', false), ('v' || chr(127), false), ('v' || chr(159), false)
   ) as v (version, is_good);
 end;
+
+-- The tables and views in which a word stands, but for secrets.
+create function baton_test.relations_with(word text)
+returns setof text
+language plpgsql
+stable
+as $$
+declare
+  v_relation regclass;
+  v_found boolean;
+begin
+  for v_relation in
+    select c.oid::regclass from pg_class as c
+    where c.relnamespace = 'baton'::regnamespace and c.relkind in ('r', 'v') and c.relname <> 'secrets'
+  loop
+    execute format('select exists (select from %s as r where strpos(r::text, $1) > 0)', v_relation)
+    into v_found using relations_with.word;
+    if v_found then
+      return next v_relation::text;
+    end if;
+  end loop;
+end;
+$$;

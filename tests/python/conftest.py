@@ -1,8 +1,11 @@
 """Fixtures over one cluster, and one database a test, cloned from a template in which the package is installed.
 
-    db            this test's database: .connect() .session() .psql() .dsn .name
-    conn          one connection to it
-    clock_db      the same, with the clock of tests/sql/test_clock.sql
+    db            this test's database: .connect() .session() .psql() .dsn .name; a module may take clock_db for it
+    clock_db      one with the clock of tests/sql/test_clock.sql
+    plain_db      one without, also where db has it
+    conn          one connection to db
+    first, second two sessions of it
+    process       process() -> a process of its own with a connection to it (runs.Process)
     server_log    what the server wrote since the test began: .text() .errors()
     make_cluster  a cluster of the test's own, to be crashed or given settings
     make_database a database with the package, in such a cluster
@@ -212,7 +215,7 @@ def _clone(cluster, template, prefix):
 
 
 @pytest.fixture
-def db(cluster, template, server_log):
+def plain_db(cluster, template, server_log):
     for database in _clone(cluster, template, "t"):
         server_log.databases.append(database.name)
         yield database
@@ -234,8 +237,38 @@ def empty_db(cluster, server_log):
 
 
 @pytest.fixture
+def db(plain_db):
+    return plain_db
+
+
+@pytest.fixture
 def conn(db):
     return db.connect()
+
+
+@pytest.fixture
+def first(db):
+    return db.session("first")
+
+
+@pytest.fixture
+def second(db):
+    return db.session("second")
+
+
+@pytest.fixture
+def process(db):
+    from runs import Process
+
+    made = []
+
+    def make():
+        made.append(Process(db.dsn))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 class ServerLog:
@@ -324,11 +357,6 @@ def make_pooler(cluster):
     yield make
     for one in reversed(made):
         one.close()
-
-
-@pytest.fixture(name="wait_blocked")
-def _wait_blocked():
-    return wait_blocked
 
 
 def pytest_collection_finish(session):

@@ -18,8 +18,8 @@ from tasks import (
 
 
 @pytest.fixture
-def conn(clock_db):
-    return clock_db.connect()
+def db(clock_db):
+    return clock_db
 
 
 def rows(conn, run_id="r"):
@@ -219,10 +219,10 @@ def prepare(conn):
     return found
 
 
-def test_ends_and_completing_sessions_in_opposite_orders_never_deadlock(db, server_log):
+def test_ends_and_completing_sessions_in_opposite_orders_never_deadlock(plain_db, server_log):
     """Each round one side is already in the middle when the other begins: the end, or a handler that completes its tasks
     in the opposite order, having extended them in the same transaction."""
-    conn = db.connect()
+    conn = plain_db.connect()
     runs = prepare(conn)
     barrier = threading.Barrier(2, timeout=60)
     wrong, outcomes = [], {"completed": 0, "too_late": 0}
@@ -242,7 +242,7 @@ def test_ends_and_completing_sessions_in_opposite_orders_never_deadlock(db, serv
             yield "holds the run"
 
     def work(side, turn):
-        own = db.connect(options="-c deadlock_timeout=20ms -c statement_timeout=10s")
+        own = plain_db.connect(options="-c deadlock_timeout=20ms -c statement_timeout=10s")
         try:
             for r in runs:
                 n = int(r)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from conftest import ROOT, wait_until
+from conftest import ROOT, wait_blocked, wait_until
 
 TOOL = [sys.executable, str(ROOT / "tools/cluster")]
 # What a child of tools/cluster prints to tell where its cluster is.
@@ -107,7 +107,7 @@ def test_the_test_clock_moves_only_when_told(clock_db):
     assert str(conn.execute("select baton._now() at time zone 'utc'").fetchone()[0]) == "2030-01-01 00:00:00"
 
 
-def test_a_blocked_session_is_seen_with_its_blocker(db, wait_blocked):
+def test_a_blocked_session_is_seen_with_its_blocker(db):
     observer, ann, bob = db.connect(), db.session("ann"), db.session("bob")
     observer.execute("create table t as select 1 as n")
     ann.run("begin")

@@ -9,8 +9,8 @@ from tasks import complete, create, dispatch, extend, fail, inline, release, ski
 
 
 @pytest.fixture
-def conn(clock_db):
-    return clock_db.connect()
+def db(clock_db):
+    return clock_db
 
 
 @pytest.fixture

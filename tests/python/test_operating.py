@@ -8,7 +8,7 @@ from conftest import ROOT, wait_blocked
 from psycopg.rows import namedtuple_row
 from runs import append, granted, signal, start, superseded
 from starts import call, one, register, reserve
-from tasks import complete, create, dispatch, inline, replay, started, take_task
+from tasks import complete, create, inline, replay, started, take_task
 from test_metrics import samples
 
 PAGE = (ROOT / "docs/operating.md").read_text()

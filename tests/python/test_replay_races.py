@@ -12,34 +12,11 @@ import pytest
 from conftest import ROOT, wait_blocked, wait_until
 from psycopg import errors
 from runs import (
-    Process, append, begin, body, cancel, end, granted, incidents, last_seq, log, messages, run, serve, signal, start,
+    append, begin, body, cancel, end, granted, incidents, last_seq, log, messages, run, serve, signal, start,
     superseded, take, wait_gone, wake, wedged,
 )
 from starts import advance, call, one
 from starts import begin as send
-
-
-@pytest.fixture
-def first(db):
-    return db.session("first")
-
-
-@pytest.fixture
-def second(db):
-    return db.session("second")
-
-
-@pytest.fixture
-def process(db):
-    made = []
-
-    def make():
-        made.append(Process(db.dsn))
-        return made[-1]
-
-    yield make
-    for one_process in made:
-        one_process.close()
 
 
 # Never two ---------------------------------------------------------------------------------------

@@ -17,16 +17,6 @@ def conn(db):
     return db.connect(options="-c lock_timeout=2s -c statement_timeout=60s")
 
 
-@pytest.fixture
-def first(db):
-    return db.session("first")
-
-
-@pytest.fixture
-def second(db):
-    return db.session("second")
-
-
 def prune(conn, older_than="0", **arguments):
     return tuple(one(conn, "prune", older_than=older_than, **arguments))
 

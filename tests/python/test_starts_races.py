@@ -20,18 +20,8 @@ OLD_ENOUGH = {"pending_timeout": "60 s", "heartbeat_timeout": "1 h"}
 
 
 @pytest.fixture
-def conn(clock_db):
-    return clock_db.connect()
-
-
-@pytest.fixture
-def first(clock_db):
-    return clock_db.session("first")
-
-
-@pytest.fixture
-def second(clock_db):
-    return clock_db.session("second")
+def db(clock_db):
+    return clock_db
 
 
 def hold(session, function_name="orders"):

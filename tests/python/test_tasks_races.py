@@ -13,7 +13,7 @@ import pytest
 from conftest import RANDOM_SECONDS, wait_blocked
 from psycopg.types.json import Jsonb
 from runs import (
-    Process, Receipt, begin, cancel, end, granted, incidents, last_seq, log, messages, run, serve, signal, start,
+    Receipt, begin, cancel, end, granted, incidents, last_seq, log, messages, run, serve, signal, start,
     superseded, take, wait_gone, wake, wedged,
 )
 from starts import advance, call, one
@@ -27,31 +27,8 @@ OFF = "update baton.settings set inline_ownership = false"
 
 
 @pytest.fixture
-def conn(clock_db):
-    return clock_db.connect()
-
-
-@pytest.fixture
-def first(clock_db):
-    return clock_db.session("first")
-
-
-@pytest.fixture
-def second(clock_db):
-    return clock_db.session("second")
-
-
-@pytest.fixture
-def process(clock_db):
-    made = []
-
-    def make():
-        made.append(Process(clock_db.dsn))
-        return made[-1]
-
-    yield make
-    for one_process in made:
-        one_process.close()
+def db(clock_db):
+    return clock_db
 
 
 def send_extend(session, receipt):
@@ -649,8 +626,8 @@ def test_of_two_ends_the_second_is_told_the_first(conn, first, second, settled):
         cancel(conn, r)
 
 
-def test_racing_ends_write_one_end_and_all_are_told_the_truth(db):
-    conn, rounds = db.connect(), 300
+def test_racing_ends_write_one_end_and_all_are_told_the_truth(plain_db):
+    conn, rounds = plain_db.connect(), 300
     for n in range(rounds):
         inline(conn, f"run {n}", max_attempts=1, visibility="1 hour")
     owned = {t.run_id: Task("s", 0, 1, (t.owner_message_id, t.owner_delivery))
@@ -658,7 +635,7 @@ def test_racing_ends_write_one_end_and_all_are_told_the_truth(db):
     barrier, told = threading.Barrier(4, timeout=60), {name: {} for name in ENDS}
 
     def race(name):
-        own = db.session(name)
+        own = plain_db.session(name)
         for n in range(rounds):
             r = f"run {n}"
             receipt = type("Receipt", (), dict(zip(("message_id", "delivery"), owned[r].receipt, strict=True)))
@@ -800,9 +777,9 @@ def wait_settled_or_blocked(conn, session):
         time.sleep(0.001)
 
 
-def test_random_pairs_of_verbs_never_deadlock(db, server_log):
+def test_random_pairs_of_verbs_never_deadlock(plain_db, server_log):
     """For BATON_SECONDS (8). Also two in one transaction, in the documented order: messages after the run, by id."""
-    conn, until = db.connect(), time.monotonic() + RANDOM_SECONDS
+    conn, until = plain_db.connect(), time.monotonic() + RANDOM_SECONDS
     boards = [Board(conn, "run 0")]
     done, failed = [], []
     barrier = threading.Barrier(4, timeout=60)
@@ -813,7 +790,7 @@ def test_random_pairs_of_verbs_never_deadlock(db, server_log):
         boards[0] = Board(conn, f"run {len(done)} {time.monotonic()}")
 
     def work(n):
-        rng, own = random.Random(n), db.connect()
+        rng, own = random.Random(n), plain_db.connect()
         try:
             while time.monotonic() < until:
                 if n == 0:
@@ -853,9 +830,9 @@ def test_random_pairs_of_verbs_never_deadlock(db, server_log):
 # A locked task delays nothing ---------------------------------------------------------------------
 
 
-def test_a_locked_task_in_a_batch_delays_nothing(db):
+def test_a_locked_task_in_a_batch_delays_nothing(plain_db):
     """Five hundred batches, one message of each locked by somebody; the others are started and completed meanwhile."""
-    conn, locker = db.connect(options="-c lock_timeout=2s -c statement_timeout=60s"), db.connect()
+    conn, locker = plain_db.connect(options="-c lock_timeout=2s -c statement_timeout=60s"), plain_db.connect()
     for n in range(500):
         r = f"run {n}"
         queued(conn, r, inputs=range(4))

@@ -4,10 +4,8 @@ import json
 import re
 import signal
 
-import psycopg
 import pytest
 from conftest import wait_until
-from programs import role
 from runs import cancel, granted, start
 from tasks import create, release, replay, skip
 from test_worker_durable import Shop

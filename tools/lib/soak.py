@@ -1,6 +1,5 @@
 """The soak: a cluster, the load, the accidents, and the figures that are checked at the end."""
 import collections
-import contextlib
 import re
 import shutil
 import tempfile
@@ -16,7 +15,7 @@ from cluster import Cluster, free_port
 from soak_audit import Audit
 from soak_chaos import VISIBILITY, Chaos, Platform
 from soak_checks import LATE, TABLES_MB, Notes
-from soak_load import KEEP, Caller, Load, listening
+from soak_load import Caller, Load, listening
 
 ROLES = [("soak_client", "client"), ("soak_worker", "worker"), ("soak_sender", "sender"), ("soak_admin", "admin"),
          ("soak_admin", "client")]
