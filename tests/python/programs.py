@@ -60,6 +60,55 @@ class Program:
         self.process.wait()
 
 
+class Shop:
+    """One queue, the processes that work on it, and a folder where their bodies leave marks and wait at a gate."""
+
+    def __init__(self, db, folder):
+        self.db, self.folder, self.workers = db, folder, []
+        self.conn = db.connect()
+        self.conn.execute("update baton.settings set backoff_base = '100 ms'")
+        self.user = role(self.conn, "worker")
+
+    def close(self):
+        self.open_gate()
+        for worker in self.workers:
+            worker.end()
+
+    def run(self, run_id="r"):
+        return self.conn.execute("select * from baton.get_run(%s)", (run_id,)).fetchone()
+
+    def ended(self, run_id="r"):
+        return self.run(run_id).ended_at
+
+    def wait(self, status, run_id="r"):
+        wait_until(lambda: self.ended(run_id), f"{run_id} has ended", every=0.02)
+        assert self.run(run_id).status == status, self.run(run_id)
+        return self.run(run_id)
+
+    def types(self, run_id="r"):
+        return [event.type for event in self.conn.execute("select * from baton.read_events(%s, 0, 100000)", (run_id,))]
+
+    def messages(self):
+        return self.conn.execute("select * from baton.messages order by message_id").fetchall()
+
+    def wait_empty(self):
+        wait_until(lambda: not self.messages(), "no message is left", every=0.05)
+
+    def incidents(self, kind):
+        return self.conn.execute("select * from baton.incidents where kind = %s", (kind,)).fetchall()
+
+    def lines(self, name="marks"):
+        file = self.folder / name
+        return file.read_text().splitlines() if file.exists() else []
+
+    def wait_marks(self, count):
+        wait_until(lambda: len(self.lines()) >= count, f"{count} marks", every=0.02)
+
+    def open_gate(self, worker=None):
+        """For all, or for one process."""
+        (self.folder / (f"gate.{worker.process.pid}" if worker else "gate")).touch()
+
+
 class Request:
     def __init__(self, path, headers, body):
         self.path, self.headers, self.body = path, headers, body

@@ -7,7 +7,7 @@ import signal
 import httpx
 import pytest
 from conftest import ROOT, wait_until
-from programs import EXAMPLES, Program, free_port
+from programs import EXAMPLES, Program, Shop, free_port
 
 WORKER, USER = "token-of-a-worker", "token-of-a-user"
 CODE = """
@@ -51,27 +51,23 @@ worker.work()
 """
 
 
-class Office:
+class Office(Shop):
     def __init__(self, db, folder):
-        self.db, self.folder, self.programs = db, folder, []
-        self.conn = db.connect()
-        self.conn.execute("update baton.settings set backoff_base = '100 ms'")
+        super().__init__(db, folder)
         for name in ("authenticator", "app_worker", "app_user"):  # roles are the cluster's: they may be there
             if self.conn.execute("select from pg_roles where rolname = %s", [name]).fetchall():
                 self.conn.execute(f"drop role {name}")
         db.psql("-q", "-f", EXAMPLES / "rpc.sql")
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        server = Program(folder / "standin.log", [ROOT / "tests/standin/postgrest.py",
-                                                  db.cluster.dsn(db.name, user="authenticator"), port,
-                                                  f"{WORKER}=app_worker", f"{USER}=app_user"], {})
-        self.programs.append(server)
-        server.wait_for("ready")
+        self.server = Program(folder / "standin.log", [ROOT / "tests/standin/postgrest.py",
+                                                       db.cluster.dsn(db.name, user="authenticator"), port,
+                                                       f"{WORKER}=app_worker", f"{USER}=app_user"], {})
+        self.server.wait_for("ready")
 
     def close(self):
-        (self.folder / "gate").touch()
-        for program in reversed(self.programs):
-            program.end()
+        super().close()
+        self.server.end()
         self.conn.execute("drop owned by authenticator, app_worker, app_user cascade")
         self.conn.execute("drop role authenticator, app_worker, app_user")
 
@@ -80,31 +76,19 @@ class Office:
                           headers={"Authorization": f"Bearer {token}", "Content-Profile": profile})
 
     def worker(self, visibility=60, **env):
-        program = Program(self.folder / f"worker-{len(self.programs)}.log", ["-c", CODE], {
+        program = Program(self.folder / f"worker-{len(self.workers) + 1}.log", ["-c", CODE], {
             "BATON_URL": self.url, "BATON_TOKEN": WORKER, "POLL_SECONDS": "0.05", "UNKNOWN_SECONDS": "0.3",
             "VISIBILITY_SECONDS": str(visibility), "FOLDER": str(self.folder),
             "PYTHONPATH": str(EXAMPLES), **env})
-        self.programs.append(program)
+        self.workers.append(program)
         program.wait_for("ready")
         return program
 
     def start(self, workflow_name, input=None, run_id="r"):
         self.conn.execute("select baton.start_run(%s, %s::jsonb, %s)", (workflow_name, json.dumps(input), run_id))
 
-    def wait(self, status, run_id="r"):
-        def run():
-            return self.conn.execute("select * from baton.get_run(%s)", [run_id]).fetchone()
-
-        wait_until(lambda: run().ended_at, f"{run_id} has ended", every=0.02)
-        assert run().status == status, run()
-        return run()
-
     def marks(self):
-        file = self.folder / "marks"
-        return [(key, int(pid)) for key, pid in map(str.split, file.read_text().splitlines())] if file.exists() else []
-
-    def wait_marks(self, count):
-        wait_until(lambda: len(self.marks()) >= count, f"{count} marks", every=0.02)
+        return [(key, int(pid)) for key, pid in map(str.split, self.lines())]
 
 
 @pytest.fixture
@@ -136,7 +120,7 @@ def test_killed_in_a_body_another_runs_it_again(office):
     first.wait()
     second = office.worker(visibility=1)
     office.wait_marks(2)
-    (office.folder / "gate").touch()
+    office.open_gate()
     assert office.wait("completed").output == "through"
     assert office.marks() == [("r/gated", first.process.pid), ("r/gated", second.process.pid)]
 
@@ -148,7 +132,7 @@ def test_a_long_body_keeps_its_lease(office):
     office.wait_marks(1)
     until = office.conn.execute("select clock_timestamp() + '2.5 s' as t").fetchone().t
     wait_until(lambda: office.conn.execute("select clock_timestamp() > %s", [until]).fetchone()[0], "a claim would have run out", every=0.1)
-    (office.folder / "gate").touch()
+    office.open_gate()
     assert office.wait("completed").output == "through"
     assert len(office.marks()) == 1
 

@@ -7,19 +7,13 @@ import subprocess
 
 import pytest
 from conftest import wait_until
-from programs import EXAMPLES, Program, role
+from programs import EXAMPLES, Program, Shop
 
 # Leaves a mark, a line in a file, then waits until the gate is open.
 GATED = 'echo $PPID >>"$FOLDER/pids"; cat >>"$FOLDER/marks"; until [ -e "$FOLDER/gate" ]; do sleep 0.02; done'
 
 
-class Shop:
-    def __init__(self, db, folder):
-        self.db, self.folder, self.workers = db, folder, []
-        self.conn = db.connect()
-        self.conn.execute("update baton.settings set backoff_base = '100 ms'")
-        self.user = role(self.conn, "worker")
-
+class Shell(Shop):
     def worker(self, script, visibility=60):
         return self.program(EXAMPLES / "worker.sh", "sh", "-c", script, visibility=visibility)
 
@@ -45,35 +39,12 @@ class Shop:
     def start(self, run_id):
         self.conn.execute("select baton.start_run('order', '{\"amount\": 7}', %s, 'q')", [run_id])
 
-    def wait(self, status, run_id="r"):
-        def run():
-            return self.conn.execute("select * from baton.get_run(%s)", [run_id]).fetchone()
-
-        wait_until(lambda: run().ended_at, f"{run_id} has ended", every=0.02)
-        assert run().status == status, run()
-        return run()
-
-    def lines(self, name="marks"):
-        file = self.folder / name
-        return file.read_text().splitlines() if file.exists() else []
-
-    def wait_lines(self, count):
-        wait_until(lambda: len(self.lines()) >= count, f"{count} marks", every=0.02)
-
-    def messages(self):
-        return self.conn.execute("select * from baton.messages").fetchall()
-
-    def wait_empty(self):
-        wait_until(lambda: not self.messages(), "all are handled", every=0.02)
-
 
 @pytest.fixture
 def shop(db, tmp_path):
-    shop = Shop(db, tmp_path)
+    shop = Shell(db, tmp_path)
     yield shop
-    (shop.folder / "gate").touch()
-    for worker in shop.workers:
-        worker.end()
+    shop.close()
 
 
 def test_payloads_arrive_as_they_were_sent_and_errors_are_kept(shop, server_log):
@@ -96,13 +67,13 @@ def test_payloads_arrive_as_they_were_sent_and_errors_are_kept(shop, server_log)
 def test_killed_in_hand_another_handles_it(shop):
     first = shop.worker(GATED, visibility=2)
     shop.send({"order": 7})
-    shop.wait_lines(1)
+    shop.wait_marks(1)
     first.signal(signal.SIGKILL)
     first.wait()
     second = shop.worker(GATED, visibility=2)
-    shop.wait_lines(2)  # its background loop does not go on for it
+    shop.wait_marks(2)  # its background loop does not go on for it
     assert shop.lines("pids") == [str(first.process.pid), str(second.process.pid)]
-    (shop.folder / "gate").touch()
+    shop.open_gate()
     shop.wait_empty()
     second.wait_for("acked")
 
@@ -111,11 +82,11 @@ def test_a_long_command_keeps_its_message(shop):
     for _ in range(2):
         shop.worker(GATED, visibility=3)
     shop.send({"order": 7})
-    shop.wait_lines(1)
+    shop.wait_marks(1)
     (first,) = shop.messages()
     wait_until(lambda: (shop.messages()[0].visible_at - first.visible_at).total_seconds() > 3, "extended beyond a claim",
                every=0.05)
-    (shop.folder / "gate").touch()
+    shop.open_gate()
     shop.wait_empty()
     assert len(shop.lines()) == 1
 
@@ -132,9 +103,9 @@ def test_an_orderly_stop_finishes_what_is_in_hand(shop):
     worker = shop.worker(GATED)
     shop.send({"order": 7})
     shop.send({"order": 8})
-    shop.wait_lines(1)
+    shop.wait_marks(1)
     worker.signal()
-    (shop.folder / "gate").touch()
+    shop.open_gate()
     assert worker.wait() == 0
     assert len(shop.lines()) == 1 and len(shop.messages()) == 1
     assert "acked" in worker.text() and worker.text().endswith("stopped\n")
@@ -160,12 +131,12 @@ def test_killed_in_a_body_the_workflow_goes_on_elsewhere(shop):
     gated = 'ship() { echo "$1 $$" >>"$FOLDER/marks"; until [ -e "$FOLDER/gate" ]; do sleep 0.02; done; echo "{\\"shipped\\": $(cat)}"; }'
     first = shop.workflow(gated, visibility=1)
     shop.start("r")
-    shop.wait_lines(1)
+    shop.wait_marks(1)
     first.signal(signal.SIGKILL)
     first.wait()
     second = shop.workflow(gated, visibility=1)
-    shop.wait_lines(2)
-    (shop.folder / "gate").touch()
+    shop.wait_marks(2)
+    shop.open_gate()
     assert shop.wait("completed").output == ORDERED
     assert shop.lines() == [f"r/ship/0 {worker.process.pid}" for worker in (first, second)]
 
@@ -175,11 +146,11 @@ def test_a_body_longer_than_its_claim_is_run_once(shop):
     for _ in range(2):
         shop.workflow(gated, visibility=2)
     shop.start("r")
-    shop.wait_lines(1)
+    shop.wait_marks(1)
     (first,) = shop.messages()
     wait_until(lambda: (shop.messages()[0].visible_at - first.visible_at).total_seconds() > 2, "extended beyond a claim",
                every=0.05)
-    (shop.folder / "gate").touch()
+    shop.open_gate()
     assert shop.wait("completed").output == ORDERED
     assert len(shop.lines()) == 1
 

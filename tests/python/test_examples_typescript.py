@@ -10,7 +10,7 @@ import urllib.request
 import psycopg
 import pytest
 from conftest import wait_until
-from programs import EXAMPLES, SECRET, Program, free_port, role
+from programs import EXAMPLES, SECRET, Program, Shop, free_port
 
 FOLDER = EXAMPLES / "typescript"
 # The example's worker with workflows whose bodies leave marks, a line in a file: which step, which attempt, which process.
@@ -85,17 +85,13 @@ def node():
     return node
 
 
-class Shop:
-    """One queue and the processes that work on it."""
-
+class NodeShop(Shop):
     def __init__(self, db, folder, node):
-        self.db, self.folder, self.node, self.workers = db, folder, node, []
-        self.conn = db.connect()
-        self.conn.execute("update baton.settings set backoff_base = '100 ms'")
+        super().__init__(db, folder)
+        self.node = node
         for name in ("default", "orders"):
             self.conn.execute("select baton.register_worker_function(%s, start_mode => 'process')", [name])
-        user = role(self.conn, "worker")
-        self.url = self.url_of(db, user)
+        self.url = self.url_of(db, self.user)
 
     @staticmethod
     def url_of(db, user):
@@ -123,40 +119,16 @@ class Shop:
     def signal(self, name, payload=None, run_id="r"):
         self.conn.execute("select baton.signal_run(%s, %s, %s::jsonb)", (run_id, name, json.dumps(payload)))
 
-    def run(self, run_id="r"):
-        return self.conn.execute("select * from baton.get_run(%s)", (run_id,)).fetchone()
-
-    def wait(self, status, run_id="r"):
-        wait_until(lambda: self.run(run_id).ended_at, f"{run_id} has ended", every=0.02)
-        assert self.run(run_id).status == status, self.run(run_id)
-        return self.run(run_id)
-
     def marks(self):
-        file = self.folder / "marks"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [(step, int(index), int(attempt), int(pid)) for step, index, attempt, pid in (line.split("|") for line in lines)]
-
-    def wait_marks(self, count):
-        wait_until(lambda: len(self.marks()) >= count, f"{count} marks", every=0.02)
-
-    def open_gate(self):
-        (self.folder / "gate").touch()
-
-    def types(self, run_id="r"):
-        return [event.type for event in self.conn.execute("select * from baton.read_events(%s)", (run_id,))]
-
-    def wait_empty(self):
-        wait_until(lambda: not self.conn.execute("select from baton.messages").fetchall(), "no message is left",
-                   every=0.05)
+        return [(step, int(index), int(attempt), int(pid)) for step, index, attempt, pid
+                in (line.split("|") for line in self.lines())]
 
 
 @pytest.fixture
 def shop(db, tmp_path, node):
-    shop = Shop(db, tmp_path, node)
+    shop = NodeShop(db, tmp_path, node)
     yield shop
-    shop.open_gate()
-    for worker in shop.workers:
-        worker.end()
+    shop.close()
 
 
 def test_the_lock_file_names_no_registry():

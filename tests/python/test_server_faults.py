@@ -14,7 +14,7 @@ from runs import Receipt, begin, end, last_seq, log, start
 from soak_load import Caller
 from starts import call, one, register
 from tasks import Task, complete, create, dispatch, fail, queued, start_task, take_task
-from test_worker_durable import Shop
+from test_worker_durable import DurableShop
 
 PROVOKED = (r"terminating connection|the database system is|connection to client lost|"
             r"server closed the connection unexpectedly")
@@ -80,7 +80,7 @@ def test_in_the_middle_of_load_nothing_is_lost_that_was_answered(make_cluster, m
     db = make_database(cluster)
     server_log = ServerLog(cluster.log)
     server_log.databases.append(db.name)
-    shop = Shop(db, tmp_path)
+    shop = DurableShop(db, tmp_path)
     start(shop.conn, "listens", "nobody")
     for number in range(3):
         shop.start("fan", list(range(20)), f"fan {number}")
@@ -185,7 +185,7 @@ def test_read_only_what_writes_answers_with_25006_alone_and_what_reads_goes_on(r
 
 def test_a_worker_goes_on_once_the_server_can_be_written_again(db, tmp_path, server_log):
     """Connections that are open stay as they are; new ones are read only. The worker tries again and again."""
-    shop = Shop(db, tmp_path)
+    shop = DurableShop(db, tmp_path)
     worker = shop.worker(visibility=1)
     shop.start("gate", "through")
     shop.wait_marks(1)

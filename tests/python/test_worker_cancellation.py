@@ -8,7 +8,7 @@ import pytest
 from conftest import wait_until
 from runs import cancel, granted, start
 from tasks import create, release, replay, skip
-from test_worker_durable import Shop
+from test_worker_durable import DurableShop
 
 # Each body leaves marks, a line each in a file: that it began, why it was asked to stop, that it came to its end.
 CODE = """
@@ -82,7 +82,7 @@ for _ in range(int(os.environ.get("WORKERS", "1"))):
 NEVER = 600  # seconds between reconciliations, where something else must be in time
 
 
-class Hall(Shop):
+class Hall(DurableShop):
     """One function, and its workers with bodies that wait."""
 
     code = CODE
@@ -110,10 +110,8 @@ class Hall(Shop):
 
     def marks(self):
         """[(what, run, step, index, attempt, pid)]"""
-        file = self.folder / "marks"
-        lines = file.read_text().splitlines() if file.exists() else []
         return [(what, run, step, int(index), int(attempt), int(pid)) for what, run, step, index, attempt, pid
-                in (line.split("|") for line in lines)]
+                in (line.split("|") for line in self.lines())]
 
     def marked(self, what):
         return [mark for mark in self.marks() if mark[0] == what]
@@ -161,9 +159,7 @@ def hall(db, tmp_path):
     hall = Hall(db, tmp_path)
     yield hall
     hall.let_hear()
-    hall.open_gate()
-    for worker in hall.workers:
-        worker.end()
+    hall.close()
 
 
 def queued(conn, run_id, *slugs, queue_name="q"):

@@ -8,7 +8,7 @@ import signal
 import psycopg
 import pytest
 from conftest import ROOT, wait_until
-from programs import EXAMPLES, Program, role
+from programs import EXAMPLES, Program, Shop
 from runs import granted, start
 from tasks import create, replay
 
@@ -110,16 +110,8 @@ worker.work()
 NEVER_AWAITS = (ROOT / "tools/lib/never_awaits.sql").read_text()
 
 
-class Shop:
-    """One queue and the processes that work on it."""
-
+class DurableShop(Shop):
     code = CODE
-
-    def __init__(self, db, folder):
-        self.db, self.folder, self.workers = db, folder, []
-        self.conn = db.connect()
-        self.conn.execute("update baton.settings set backoff_base = '100 ms'")
-        self.user = role(self.conn, "worker")
 
     def worker(self, visibility=60, wait=True, **env):
         name = f"worker-{len(self.workers) + 1}"
@@ -145,52 +137,21 @@ class Shop:
                                    (workflow_name, json.dumps(input), run_id))
         assert answer.fetchone().outcome == "created"
 
-    def run(self, run_id="r"):
-        return self.conn.execute("select * from baton.get_run(%s)", (run_id,)).fetchone()
-
-    def ended(self, run_id="r"):
-        return self.run(run_id).ended_at
-
-    def wait(self, status, run_id="r"):
-        wait_until(lambda: self.ended(run_id), f"{run_id} has ended", every=0.02)
-        assert self.run(run_id).status == status, self.run(run_id)
-        return self.run(run_id)
-
     def marks(self):
         """[(run, step, index, attempt, pid)]"""
-        file = self.folder / "marks"
-        lines = file.read_text().splitlines() if file.exists() else []
         return [(run, step, int(index), int(attempt), int(pid)) for run, step, index, attempt, pid
-                in (line.split("|") for line in lines)]
-
-    def wait_marks(self, count):
-        wait_until(lambda: len(self.marks()) >= count, f"{count} marks", every=0.02)
-
-    def open_gate(self, worker=None):
-        (self.folder / (f"gate.{worker.process.pid}" if worker else "gate")).touch()
-
-    def types(self, run_id="r"):
-        return [event.type for event in self.conn.execute("select * from baton.read_events(%s, 0, 100000)", (run_id,))]
+                in (line.split("|") for line in self.lines())]
 
     def task(self, slug, index=0, run_id="r"):
         return self.conn.execute("select * from baton.tasks where run_id = %s and step_slug = %s and task_index = %s",
                                  (run_id, slug, index)).fetchone()
 
-    def incidents(self, kind):
-        return self.conn.execute("select * from baton.incidents where kind = %s", (kind,)).fetchall()
-
-    def wait_empty(self):
-        wait_until(lambda: not self.conn.execute("select from baton.messages").fetchall(), "no message is left",
-                   every=0.05)
-
 
 @pytest.fixture
 def shop(db, tmp_path):
-    shop = Shop(db, tmp_path)
+    shop = DurableShop(db, tmp_path)
     yield shop
-    shop.open_gate()
-    for worker in shop.workers:
-        worker.end()
+    shop.close()
 
 
 def test_a_fan_out_over_four_processes_with_random_kills_completes_with_every_result_once(shop, server_log):

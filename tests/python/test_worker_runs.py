@@ -2,12 +2,11 @@
 
 import json
 import signal
-from pathlib import Path
 
 import psycopg
 import pytest
 from conftest import wait_until
-from programs import EXAMPLES, Program, role
+from programs import EXAMPLES, Program, Shop
 
 # Each workflow names what it decides in its events: who (pid), under which epoch.
 CODE = """
@@ -58,14 +57,9 @@ worker.work()
 """
 
 
-class Office:
-    """One queue and the processes that consume it."""
-
+class Office(Shop):
     def __init__(self, db, folder):
-        self.db, self.folder, self.workers = db, folder, []
-        self.conn = db.connect()
-        self.conn.execute("update baton.settings set backoff_base = '100 ms'")
-        self.user = role(self.conn, "worker")
+        super().__init__(db, folder)
         self.gate = folder / "gate"
 
     def worker(self, visibility=60, wait=True, **env):
@@ -83,17 +77,11 @@ class Office:
     def start_gated(self):
         self.start("gated", json.dumps(str(self.gate)))
 
-    def open_gate(self, worker):
-        Path(f"{self.gate}.{worker.process.pid}").touch()
-
     def start(self, workflow_name, input, run_id="r"):
         self.conn.execute("select * from baton.start_run(%s, %s::jsonb, %s)", (workflow_name, input, run_id))
 
     def signal(self, name, payload="null", run_id="r"):
         self.conn.execute("select * from baton.signal_run(%s, %s, %s::jsonb)", (run_id, name, payload))
-
-    def run(self, run_id="r"):
-        return self.conn.execute("select * from baton.get_run(%s)", (run_id,)).fetchone()
 
     def row(self, run_id="r"):
         return self.conn.execute("select * from baton.runs where run_id = %s", (run_id,)).fetchone()
@@ -117,24 +105,16 @@ class Office:
     def types(self, run_id="r"):
         return [event.type for event in self.events(run_id)]
 
-    def messages(self):
-        return self.conn.execute("select * from baton.messages order by message_id").fetchall()
-
     def backends(self, worker):
         return self.conn.execute("select pid from pg_stat_activity where application_name = %s and datname = %s",
                                  (worker.name, self.db.name)).fetchall()
-
-    def incidents(self, kind):
-        return self.conn.execute("select * from baton.incidents where kind = %s", (kind,)).fetchall()
 
 
 @pytest.fixture
 def office(db, tmp_path):
     office = Office(db, tmp_path)
     yield office
-    office.gate.touch()
-    for worker in office.workers:
-        worker.end()
+    office.close()
 
 
 def test_several_workers_bring_many_runs_to_their_end(office, server_log):
