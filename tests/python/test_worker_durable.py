@@ -411,10 +411,13 @@ def test_a_workflow_that_raises_after_a_step_keeps_the_step(shop):
 def test_what_an_old_deployment_does_not_know_is_given_back(shop, unknown):
     shop.conn.execute("update baton.settings set max_failures = 1000")
     shop.open_gate()
-    old = shop.worker(FORGET=unknown)
+    old = shop.worker(FORGET=unknown, UNKNOWN_SECONDS="600")
     shop.start("gate", "through")
     old.wait_for("failing: unknown")
+    old.wait_for("given back r" if unknown == "gated" else "failed r")
+    assert shop.conn.execute("select visible_at > clock_timestamp() + '500 s' from baton.messages").fetchall() == [(True,)]
     new = shop.worker()
+    shop.conn.execute("update baton.messages set visible_at = clock_timestamp()")
     old.signal()
     assert shop.wait("completed").output == "through"
     assert {pid for *_, pid in shop.marks()} == {new.process.pid}
