@@ -39,7 +39,7 @@ begin atomic
     ('invalid_limit', '22023', '%1$s must not be negative, not %2$s', 'Leave it out, or pass null, for the default.'),
     ('invalid_choice', '22023', '%1$s must be one of %2$s, not %3$s', 'Spell it exactly like one of these.'),
     ('missing_argument', '22023', '%1$s must not be null', 'Pass a value.'),
-    ('invalid_headers', '22023', 'headers must be a JSON object, not %1$s', 'For example {"trace": "…"}'),
+    ('invalid_headers', '22023', 'headers must be a JSON object, not %1$s', 'For example {"trace": "..."}'),
     ('invalid_url', '22023', 'not an http or https URL: %1$s', 'For example https://example.com/functions/v1/orders'),
     (
       'invalid_messages', '22023', 'messages: %1$s',
@@ -54,7 +54,7 @@ begin atomic
       'too_large', '54000', '%1$s has %2$s bytes, over the limit of %3$s',
       'Store large data elsewhere and send a reference, or raise settings.max_payload_bytes.'
     ),
-    ('unknown_function', '42704', 'unknown function: %1$s', 'Register it: baton.register_worker_function(…)'),
+    ('unknown_function', '42704', 'unknown function: %1$s', 'Register it: baton.register_worker_function(...)'),
     (
       'invalid_inputs', '22023', 'inputs must be a JSON array, one item a task, not %1$s',
       'For a step of one task: [input]'

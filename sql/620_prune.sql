@@ -294,7 +294,7 @@ begin
     finding := 'retention';
     subject := null;
     detail := format('the oldest ended run has ended %s ago', date_trunc('second', v_now - v_oldest));
-    advice := 'select * from baton.schedule() prunes every minute; or call baton.prune(…) while it answers more';
+    advice := 'select * from baton.schedule() prunes every minute; or call baton.prune(...) while it answers more';
     return next;
   end if;
 end;

@@ -23,7 +23,7 @@ begin
       and s.source in ('configuration file', 'command line', 'database')
   ) then
     detail := 'default_transaction_read_only is on: every verb that writes ends in 25006, and nothing ticks';
-    advice := 'is a disk full, or did somebody set it? then: alter database … reset default_transaction_read_only';
+    advice := 'is a disk full, or did somebody set it? then: alter database ... reset default_transaction_read_only';
     return next;
   end if;
 end;

@@ -182,7 +182,7 @@ begin
       severity := 'critical';
       finding := 'url';
       detail := 'neither the function''s url nor settings.base_url is set';
-      advice := 'register_worker_function(…, url => …)';
+      advice := 'register_worker_function(..., url => ...)';
       return next;
     end if;
     if v_function.secret_name is not null and v_transport = 'pg_net' then
@@ -199,7 +199,7 @@ begin
       severity := 'warning';
       finding := 'unprotected';
       detail := 'a healthy worker came without the handshake';
-      advice := 'deploy the handshake, then register_worker_function(…, require_handshake => true)';
+      advice := 'deploy the handshake, then register_worker_function(..., require_handshake => true)';
       return next;
     end if;
     if v_startup.failed_starts >= 3 and v_startup.startup_state <> 'ready' then
@@ -209,7 +209,7 @@ begin
         '%s starts in a row failed, last: %s', v_startup.failed_starts,
         concat_ws(': ', v_startup.invocation_error, v_startup.invocation_detail)
       );
-      advice := 'look at the logs of the function; enable_worker_function(…) clears the throttle';
+      advice := 'look at the logs of the function; enable_worker_function(...) clears the throttle';
       return next;
     end if;
     if v_function.invocation_status = 'pending'
@@ -308,7 +308,7 @@ begin
   loop
     severity := 'warning';
     finding := 'long replay';
-    advice := 'if its worker hangs: release_replay(…)';
+    advice := 'if its worker hangs: release_replay(...)';
     return next;
   end loop;
 

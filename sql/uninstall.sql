@@ -1,5 +1,5 @@
 -- Removes pg_baton: psql "$DATABASE_URL" -X -1 -v ON_ERROR_STOP=1 -f sql/uninstall.sql
--- While workers are live it refuses, unless told: PGOPTIONS="-c baton.uninstall=yes" psql …
+-- While workers are live it refuses, unless told: PGOPTIONS="-c baton.uninstall=yes" psql ...
 \set ON_ERROR_STOP on
 set local search_path = pg_catalog, pg_temp;
 set local client_min_messages = warning;
@@ -25,7 +25,7 @@ begin
     where w.stopped_at is null and w.last_heartbeat_at + f.heartbeat_timeout > baton._now()
   ) then
     raise exception 'workers are live'
-      using errcode = '55006', hint = 'Stop them, or say so: PGOPTIONS="-c baton.uninstall=yes" psql …';
+      using errcode = '55006', hint = 'Stop them, or say so: PGOPTIONS="-c baton.uninstall=yes" psql ...';
   end if;
   perform baton.unschedule();
   drop schema baton cascade;

@@ -127,10 +127,10 @@ def make(house):
     """make(user) -> a new database that the user owns, or, for the tenant, owns only an empty schema baton of."""
     made = []
 
-    def make(user="house_owner"):
+    def make(user="house_owner", encoding="UTF8"):
         name = f"install_{next(numbers)}"
         owner = "postgres" if user == "house_tenant" else user
-        house.execute(f"create database {name} owner {owner} template template0")
+        house.execute(f"create database {name} owner {owner} template template0 encoding '{encoding}'")
         made.append(name)
         if user == "house_tenant":
             house.execute(f"create schema baton authorization {user}", dbname=name)
@@ -169,6 +169,14 @@ def test_every_way_gives_the_same_schema(house, make, reference, way, user):
     assert house.fingerprint(name) == reference
     assert house.value("select rolsuper from pg_roles where rolname = %s", [user]) is False
     try_out(house, name, user)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_encoding_of_the_database_is_no_matter(house, make, reference, way):
+    name = make(encoding="EUC_JP")
+    assert house.install(way, name, "house_owner") is None
+    assert house.fingerprint(name) == reference
+    try_out(house, name, "house_owner")
 
 
 @pytest.mark.parametrize("fact", [

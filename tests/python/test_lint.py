@@ -124,6 +124,7 @@ LOOK, HELP, STATE, INSTALL = "sql/120_look.sql", "sql/110_help.sql", "sql/100_th
      "state first, then code"),
     # What a part may hold
     ({HELP: add("\\echo done\n")}, "a psql command"),
+    ({HELP: swap("return _help.number", "-- so…\n  return _help.number")}, "not ASCII"),
     ({HELP: add("commit;\n")}, "transaction control"),
     ({HELP: add("begin;\n")}, "transaction control"),
     ({HELP: add("set search_path = public;\n")}, "only 000 pins the path"),
