@@ -3,30 +3,29 @@
  */
 create or replace function baton._check_name(argument text, value text)
 returns void
-language plpgsql
+language sql
 stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  if _check_name.value is null or octet_length(_check_name.value) not between 1 and 200
-    or _check_name.value ~ e'[\\x01-\\x1f\\x7f-\\x9f]' then
-    perform baton._raise('invalid_name', _check_name.argument, quote_nullable(left(_check_name.value, 60)));
-  end if;
+begin atomic
+  select
+    case
+      when (
+        octet_length(_check_name.value) between 1 and 200 and _check_name.value !~ e'[\\x01-\\x1f\\x7f-\\x9f]'
+      ) is not true
+        then baton._raise('invalid_name', _check_name.argument, quote_nullable(left(_check_name.value, 60)))
+    end;
 end;
-$$;
 
 create or replace function baton._check_key(value text)
 returns void
-language plpgsql
+language sql
 stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  if octet_length(_check_key.value) not between 1 and 500 or _check_key.value ~ e'[\\x01-\\x1f\\x7f-\\x9f]' then
-    perform baton._raise('invalid_key', quote_literal(left(_check_key.value, 60)));
-  end if;
+begin atomic
+  select
+    case
+      when octet_length(_check_key.value) not between 1 and 500 or _check_key.value ~ e'[\\x01-\\x1f\\x7f-\\x9f]'
+        then baton._raise('invalid_key', quote_literal(left(_check_key.value, 60)))
+    end;
 end;
-$$;
 
 create or replace function baton._check_function_name(value text)
 returns void
@@ -43,49 +42,46 @@ $$;
 
 create or replace function baton._check_users_queue(queue_name text)
 returns void
-language plpgsql
+language sql
 stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  perform baton._check_name('queue_name', _check_users_queue.queue_name);
-  if starts_with(_check_users_queue.queue_name, 'baton.') then
-    perform baton._raise('reserved_queue', quote_literal(_check_users_queue.queue_name));
-  end if;
+begin atomic
+  select
+    case
+      when starts_with(_check_users_queue.queue_name, 'baton.')
+        then baton._raise('reserved_queue', quote_literal(_check_users_queue.queue_name))
+      else baton._check_name('queue_name', _check_users_queue.queue_name)
+    end;
 end;
-$$;
 
+-- To compare intervals takes each month for 30 days, to add them does not.
 create or replace function baton._check_interval(argument text, value interval, shortest interval default '0')
 returns void
-language plpgsql
+language sql
 stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  -- To compare intervals takes each month for 30 days, to add them does not.
-  if _check_interval.value not between '0' and '10 years'
-    or timestamptz '2000-01-01' + _check_interval.value < '2000-01-01' then
-    perform baton._raise('invalid_interval', _check_interval.argument, _check_interval.value::text);
-  elsif _check_interval.value < _check_interval.shortest then
-    perform baton._raise(
-      'too_small', _check_interval.argument, _check_interval.shortest::text, _check_interval.value::text
-    );
-  end if;
+begin atomic
+  select
+    case
+      when _check_interval.value not between '0' and '10 years'
+        or timestamp '2000-01-01' + _check_interval.value < timestamp '2000-01-01'
+        then baton._raise('invalid_interval', _check_interval.argument, _check_interval.value::text)
+      when _check_interval.value < _check_interval.shortest
+        then baton._raise(
+            'too_small', _check_interval.argument, _check_interval.shortest::text, _check_interval.value::text
+          )
+    end;
 end;
-$$;
 
 create or replace function baton._check_limit(argument text, value integer)
 returns void
-language plpgsql
+language sql
 stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  if _check_limit.value < 0 then
-    perform baton._raise('invalid_limit', _check_limit.argument, _check_limit.value::text);
-  end if;
+begin atomic
+  select
+    case
+      when _check_limit.value < 0
+        then baton._raise('invalid_limit', _check_limit.argument, _check_limit.value::text)
+    end;
 end;
-$$;
 
 create or replace function baton._check_choice(argument text, value text, variadic choices text[])
 returns void
@@ -103,7 +99,7 @@ begin
 end;
 $$;
 
-create or replace function baton._check_size(argument text, bytes integer)
+create or replace function baton._check_large(argument text, bytes integer)
 returns void
 language plpgsql
 stable
@@ -113,11 +109,23 @@ declare
   v_limit integer;
 begin
   select s.max_payload_bytes into v_limit from baton.settings as s where s.singleton;
-  if _check_size.bytes > v_limit then
-    perform baton._raise('too_large', _check_size.argument, _check_size.bytes::text, v_limit::text);
+  if _check_large.bytes > v_limit then
+    perform baton._raise('too_large', _check_large.argument, _check_large.bytes::text, v_limit::text);
   end if;
 end;
 $$;
+
+-- No limit is below 1 kB: what is smaller is not measured against it.
+create or replace function baton._check_size(argument text, bytes integer)
+returns void
+language sql
+stable
+begin atomic
+  select
+    case
+      when _check_size.bytes > 1024 then baton._check_large(_check_size.argument, _check_size.bytes)
+    end;
+end;
 
 -- Null where the schema of an optional extension can be used, else why not. To look up a name in a schema without
 -- USAGE is an error, even with to_regclass.

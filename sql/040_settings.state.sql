@@ -21,7 +21,7 @@ create table baton.settings (
   constraint settings_transport_check check (transport in ('auto', 'pg_net', 'outbox')),
   constraint settings_base_url_check check (base_url ~ '^https?://[^/?#[:space:][:cntrl:]]+[^?#[:space:][:cntrl:]]*$'),
   constraint settings_request_timeout_check check (request_timeout between '1 millisecond' and '10 minutes'),
-  constraint settings_max_payload_bytes_check check (max_payload_bytes > 0),
+  constraint settings_max_payload_bytes_check check (max_payload_bytes >= 1024),
   constraint settings_visibility_check check (visibility between '1 second' and '10 years'),
   constraint settings_backoff_check check (
     backoff_base >= '0' and backoff_max >= backoff_base and backoff_max <= '10 years'

@@ -8,7 +8,7 @@ comment on column baton.settings.base_url is
 'The URL of a function that has none of its own is base_url, a slash, and its name.';
 comment on column baton.settings.request_timeout is
 'How long pg_net waits for the answer to a start request. Short: one slow answer delays all requests of a database.';
-comment on column baton.settings.max_payload_bytes is 'Limit of a payload with its headers, and of an error text, in bytes.';
+comment on column baton.settings.max_payload_bytes is 'Limit of a payload with its headers, and of an error text, in bytes; at least 1024.';
 comment on column baton.settings.visibility is 'How long a claim lasts where the caller does not say.';
 comment on column baton.settings.backoff_base is 'Delay after the first failure; doubled with each further one.';
 comment on column baton.settings.backoff_max is 'Longest delay after a failure.';

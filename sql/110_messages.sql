@@ -12,7 +12,7 @@
  */
 comment on table baton.messages is
 'The live messages of all queues, a row each until they are acked or dead. A queue needs no creation.
-Written by: _bury_message, _claim, _drop_delivery, _drop_task_message, _end_run, _end_step, _fail_message, _insert_message, _leave, _lose_replay, _postpone, _prune_runs, _requeue_task, _send_run_message, _set_back, _set_timer, _settle_replay, _take_over, ack, ack_many, after_restore, begin_replay, claim_deliveries, dispatch_tasks, extend, extend_many, fail, park, redrive, release_replay, remove_messages, send_many, start_task';
+Written by: _bury_message, _claim, _drop_delivery, _drop_task_message, _end_run, _end_step, _fail_message, _insert_keyed, _leave, _lose_replay, _postpone, _prune_runs, _requeue_task, _send_run_message, _set_back, _set_timer, _settle_replay, _take_over, ack, ack_many, after_restore, begin_replay, claim_deliveries, dispatch_tasks, extend, extend_many, fail, park, redrive, release_replay, remove_messages, send, send_many, start_task';
 comment on column baton.messages.message_id is 'Stable over every redelivery.';
 comment on column baton.messages.kind is 'run (it makes somebody replay a run), task (it is a task to execute), or the sender''s own word.';
 comment on column baton.messages.run_id is 'The run of a run or task message.';
@@ -28,32 +28,41 @@ comment on column baton.messages.failures is 'How often a handler said that it f
 comment on column baton.messages.lapses is 'How often a claim ran out in silence and another one followed.';
 comment on column baton.messages.last_error is 'What the last fail said.';
 
-create or replace function baton._check_message(
-  payload jsonb, delay interval, dedupe_key text, kind text, headers jsonb
-)
+create or replace function baton._check_kind(value text)
 returns void
-language plpgsql
+language sql
 stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  perform baton._check_interval('delay', _check_message.delay);
-  perform baton._check_key(_check_message.dedupe_key);
-  if _check_message.kind is not null then
-    perform baton._check_name('kind', _check_message.kind);
-    if _check_message.kind in ('run', 'task') then
-      perform baton._raise('reserved_kind', quote_literal(_check_message.kind));
-    end if;
-  end if;
-  if jsonb_typeof(_check_message.headers) <> 'object' then
-    perform baton._raise('invalid_headers', jsonb_typeof(_check_message.headers));
-  end if;
-  perform baton._check_size(
-    'payload with headers',
-    coalesce(pg_column_size(_check_message.payload), 0) + coalesce(pg_column_size(_check_message.headers), 0)
-  );
+begin atomic
+  select
+    case
+      when _check_kind.value in ('run', 'task') then baton._raise('reserved_kind', quote_literal(_check_kind.value))
+      when _check_kind.value is not null then baton._check_name('kind', _check_kind.value)
+    end;
 end;
-$$;
+
+create or replace function baton._check_headers(value jsonb)
+returns void
+language sql
+stable
+begin atomic
+  select
+    case
+      when jsonb_typeof(_check_headers.value) <> 'object'
+        then baton._raise('invalid_headers', jsonb_typeof(_check_headers.value))
+    end;
+end;
+
+create or replace function baton._check_payload(payload jsonb, headers jsonb)
+returns void
+language sql
+stable
+begin atomic
+  select
+    baton._check_size(
+      'payload with headers',
+      coalesce(pg_column_size(_check_payload.payload), 0) + coalesce(pg_column_size(_check_payload.headers), 0)
+    );
+end;
 
 create or replace function baton._notify_message(queue_name text)
 returns void
@@ -62,19 +71,19 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if (select s.message_notify from baton.settings as s where s.singleton) then
-    perform pg_notify('baton_messages', _notify_message.queue_name);
-  end if;
+  perform pg_notify('baton_messages', _notify_message.queue_name)
+  from baton.settings as s
+  where s.singleton and s.message_notify;
 end;
 $$;
 
-create or replace function baton._insert_message(
+create or replace function baton._insert_keyed(
   queue_name text,
   payload jsonb,
-  delay interval default '0',
-  dedupe_key text default null,
-  kind text default null,
-  headers jsonb default null,
+  delay interval,
+  dedupe_key text,
+  kind text,
+  headers jsonb,
   out outcome text,
   out message_id bigint
 )
@@ -86,28 +95,26 @@ declare
   v_now timestamptz;
 begin
   loop
-    if _insert_message.dedupe_key is not null then
-      select m.message_id
-      into _insert_message.message_id
-      from baton.messages as m
-      where m.queue_name = _insert_message.queue_name and m.dedupe_key = _insert_message.dedupe_key;
-      if found then
-        outcome := 'duplicate';
-        return;
-      end if;
+    select m.message_id
+    into _insert_keyed.message_id
+    from baton.messages as m
+    where m.queue_name = _insert_keyed.queue_name and m.dedupe_key = _insert_keyed.dedupe_key;
+    if found then
+      outcome := 'duplicate';
+      return;
     end if;
 
     v_now := baton._now();
     insert into baton.messages as m (queue_name, kind, payload, headers, dedupe_key, visible_at, created_at)
     values (
-      _insert_message.queue_name, _insert_message.kind, _insert_message.payload, _insert_message.headers,
-      _insert_message.dedupe_key, v_now + _insert_message.delay, v_now
+      _insert_keyed.queue_name, _insert_keyed.kind, _insert_keyed.payload, _insert_keyed.headers,
+      _insert_keyed.dedupe_key, v_now + coalesce(_insert_keyed.delay, '0'), v_now
     )
     on conflict do nothing
-    returning m.message_id into _insert_message.message_id;
+    returning m.message_id into _insert_keyed.message_id;
     if found then
       outcome := 'sent';
-      perform baton._notify_message(_insert_message.queue_name);
+      perform baton._notify_message(_insert_keyed.queue_name);
       return;
     end if;
   end loop;
@@ -132,14 +139,30 @@ set enable_seqscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_now timestamptz;
+  v_answer record;
 begin
-  perform baton._check_users_queue(send.queue_name);
-  perform baton._check_message(send.payload, send.delay, send.dedupe_key, send.kind, send.headers);
-  select i.outcome, i.message_id
-  into send.outcome, send.message_id
-  from baton._insert_message(
-    send.queue_name, send.payload, coalesce(send.delay, '0'), send.dedupe_key, send.kind, send.headers
-  ) as i;
+  perform
+    baton._check_users_queue(send.queue_name),
+    baton._check_interval('delay', send.delay),
+    baton._check_key(send.dedupe_key),
+    baton._check_kind(send.kind),
+    baton._check_headers(send.headers),
+    baton._check_payload(send.payload, send.headers);
+  if send.dedupe_key is null then
+    v_now := baton._now();
+    insert into baton.messages as m (queue_name, kind, payload, headers, visible_at, created_at)
+    values (send.queue_name, send.kind, send.payload, send.headers, v_now + coalesce(send.delay, '0'), v_now)
+    returning 'sent', m.message_id into send.outcome, send.message_id;
+    perform baton._notify_message(send.queue_name);
+  else
+    v_answer := baton._insert_keyed(
+      send.queue_name, send.payload, send.delay, send.dedupe_key, send.kind, send.headers
+    );
+    outcome := v_answer.outcome;
+    message_id := v_answer.message_id;
+  end if;
 end;
 $$;
 
@@ -185,10 +208,12 @@ begin
       perform baton._raise('invalid_messages', 'unknown key ' || quote_literal(left(v_unknown, 60)));
     end if;
     begin
-      perform baton._check_message(
-        v_item -> 'payload', (v_item ->> 'delay')::interval, v_item ->> 'dedupe_key', v_item ->> 'kind',
-        nullif(v_item -> 'headers', 'null')
-      );
+      perform
+        baton._check_interval('delay', (v_item ->> 'delay')::interval),
+        baton._check_key(v_item ->> 'dedupe_key'),
+        baton._check_kind(v_item ->> 'kind'),
+        baton._check_headers(nullif(v_item -> 'headers', 'null')),
+        baton._check_payload(v_item -> 'payload', nullif(v_item -> 'headers', 'null'));
     exception
       when invalid_datetime_format or datetime_field_overflow or interval_field_overflow then
         perform baton._raise('invalid_messages', 'not an interval: ' || left(v_item ->> 'delay', 60));
@@ -224,12 +249,10 @@ begin
     where i.value ->> 'dedupe_key' is not null
     order by i.value ->> 'dedupe_key', i.nth
   loop
-    select n.outcome, n.message_id
-    into v_sent
-    from baton._insert_message(
-      send_many.queue_name, v_keyed.item -> 'payload', coalesce((v_keyed.item ->> 'delay')::interval, '0'),
+    v_sent := baton._insert_keyed(
+      send_many.queue_name, v_keyed.item -> 'payload', (v_keyed.item ->> 'delay')::interval,
       v_keyed.item ->> 'dedupe_key', v_keyed.item ->> 'kind', nullif(v_keyed.item -> 'headers', 'null')
-    ) as n;
+    );
     v_outcomes[v_keyed.nth] := v_sent.outcome;
     v_ids[v_keyed.nth] := v_sent.message_id;
   end loop;

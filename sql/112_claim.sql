@@ -55,28 +55,31 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := baton._now();
-  v_settings baton.settings;
-  v_mark baton.queue_marks;
-  v_from timestamptz := '-infinity'::timestamptz;
+  v_rules record;
   v_picked bigint[];
 begin
-  select s.* into v_settings from baton.settings as s where s.singleton;
+  select
+    s.visibility, s.max_failures, s.max_lapses, q.queue_name is not null as is_registered,
+    case
+      when q.marked_at > v_now - baton._mark_age() and q.marked_at <= v_now then q.mark
+      else '-infinity'
+    end as mark
+  into v_rules
+  from baton.settings as s
+  left join baton.queue_marks as q on q.queue_name = _claim.queue_name
+  where s.singleton;
   if _claim.for_run is null then
-    select q.* into v_mark from baton.queue_marks as q where q.queue_name = _claim.queue_name;
-    if v_mark.marked_at > v_now - baton._mark_age() and v_mark.marked_at <= v_now then
-      v_from := v_mark.mark;
-    end if;
     v_picked := array(
       select m.message_id
       from baton.messages as m
       where m.queue_name = _claim.queue_name
-        and m.visible_at >= v_from
+        and m.visible_at >= v_rules.mark
         and m.visible_at <= v_now
         and (
           -- A delivery has no limit but the end of its invocation.
           _claim.queue_name = 'baton.deliveries'
           or baton._dead_reason(
-            m.kind, m.failures, m.lapses, m.claimed_at, v_settings.max_failures, v_settings.max_lapses
+            m.kind, m.failures, m.lapses, m.claimed_at, v_rules.max_failures, v_rules.max_lapses
           ) is null
         )
       order by m.visible_at, m.message_id
@@ -104,7 +107,7 @@ begin
       claimed_at = v_now,
       claimed_by = _claim.worker_id,
       lapses = m.lapses + (m.claimed_at is not null)::integer,
-      visible_at = v_now + coalesce(_claim.visibility, v_settings.visibility)
+      visible_at = v_now + coalesce(_claim.visibility, v_rules.visibility)
     where m.message_id = any (v_picked)
     returning
       m.message_id, m.delivery, m.kind, m.run_id, m.step_slug, m.task_index, m.payload, m.headers, m.failures,
@@ -115,7 +118,7 @@ begin
   inner join unnest(v_picked) with ordinality as p (message_id, nth) on p.message_id = t.message_id
   order by p.nth;
 
-  if found and _claim.for_run is null and v_mark.queue_name is null then
+  if found and _claim.for_run is null and not v_rules.is_registered then
     perform baton._register_queue(_claim.queue_name, v_now);
   end if;
 end;
@@ -150,22 +153,21 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-  perform baton._check_users_queue(claim.queue_name);
-  perform baton._check_limit('max_messages', claim.max_messages);
-  perform baton._check_interval('visibility', claim.visibility);
-  if claim.worker_id is null or exists (
-    select
-    from baton.workers as w
-    where w.worker_id = claim.worker_id and baton._goes_on(w)
-  ) then
-    return query
-    select
-      c.message_id, c.delivery, c.kind, c.run_id, c.step_slug, c.task_index, c.payload, c.headers, c.failures, c.lapses,
-      c.visible_at
-    from baton._claim(
-      claim.queue_name, claim.worker_id, claim.max_messages, claim.visibility, claim.for_run
-    ) as c;
+  perform
+    baton._check_users_queue(claim.queue_name),
+    baton._check_limit('max_messages', claim.max_messages),
+    baton._check_interval('visibility', claim.visibility);
+  if claim.worker_id is not null then
+    perform w.worker_id from baton.workers as w where w.worker_id = claim.worker_id and baton._goes_on(w);
+    if not found then
+      return;
+    end if;
   end if;
+  return query
+  select
+    c.message_id, c.delivery, c.kind, c.run_id, c.step_slug, c.task_index, c.payload, c.headers, c.failures, c.lapses,
+    c.visible_at
+  from baton._claim(claim.queue_name, claim.worker_id, claim.max_messages, claim.visibility, claim.for_run) as c;
 end;
 $$;
 

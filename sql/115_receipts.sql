@@ -147,6 +147,22 @@ begin
 end;
 $$;
 
+-- What a receipt is told that did not ack.
+create or replace function baton._refuse_ack(message_id bigint, delivery bigint, verb text)
+returns text
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if baton._is_current(_refuse_ack.message_id, _refuse_ack.delivery) then
+    return 'in_use';
+  end if;
+  perform baton._note_lost(_refuse_ack.message_id, _refuse_ack.delivery, _refuse_ack.verb);
+  return 'lost';
+end;
+$$;
+
 create or replace function baton.ack(message_id bigint, delivery bigint, force boolean default false, out outcome text)
 language plpgsql
 volatile
@@ -164,11 +180,8 @@ begin
     and (m.run_id is null or ack.force or not baton._has_purpose(m));
   if found then
     outcome := 'acked';
-  elsif baton._is_current(ack.message_id, ack.delivery) then
-    outcome := 'in_use';
   else
-    outcome := 'lost';
-    perform baton._note_lost(ack.message_id, ack.delivery, 'ack');
+    outcome := baton._refuse_ack(ack.message_id, ack.delivery, 'ack');
   end if;
 end;
 $$;
@@ -187,33 +200,47 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_receipt record;
-  v_outcomes text[];
+  v_ids bigint[];
+  v_deliveries bigint[];
+  v_acked bigint[];
+  v_acked_deliveries bigint[];
 begin
-  for v_receipt in
-    select r.nth, r.message_id, r.delivery from baton._receipts(ack_many.receipts) as r order by r.message_id, r.nth
-  loop
+  select array_agg(r.message_id order by r.nth), array_agg(r.delivery order by r.nth)
+  into v_ids, v_deliveries
+  from baton._receipts(ack_many.receipts) as r;
+
+  -- By the index of the key, and so in its order. "Is true" keeps the receipts from being joined, which could be
+  -- planned to read all messages.
+  with acked as (
     delete from baton.messages as m
-    where m.message_id = v_receipt.message_id
-      and m.delivery = v_receipt.delivery
+    where m.message_id = any (v_ids)
       and m.claimed_at is not null
-      and (m.run_id is null or not baton._has_purpose(m));
-    if found then
-      v_outcomes[v_receipt.nth] := 'acked';
-    elsif baton._is_current(v_receipt.message_id, v_receipt.delivery) then
-      v_outcomes[v_receipt.nth] := 'in_use';
-    else
-      v_outcomes[v_receipt.nth] := 'lost';
-      perform baton._note_lost(v_receipt.message_id, v_receipt.delivery, 'ack_many');
-    end if;
-  end loop;
+      and (
+        (m.message_id, m.delivery) in (
+          select r.message_id, r.delivery from unnest(v_ids, v_deliveries) as r (message_id, delivery)
+        )
+      ) is true
+      and (m.run_id is null or not baton._has_purpose(m))
+    returning m.message_id, m.delivery
+  )
+  select array_agg(a.message_id), array_agg(a.delivery) into v_acked, v_acked_deliveries from acked as a;
 
   return query
-  select v_outcomes[r.nth], r.message_id from baton._receipts(ack_many.receipts) as r order by r.nth;
+  select
+    case
+      when a.delivery is not null and r.nth = min(r.nth) over (partition by r.message_id, r.delivery) then 'acked'
+      else baton._refuse_ack(r.message_id, r.delivery, 'ack_many')
+    end,
+    r.message_id
+  from unnest(v_ids, v_deliveries) with ordinality as r (message_id, delivery, nth)
+  left join unnest(v_acked, v_acked_deliveries) as a (message_id, delivery)
+    on a.message_id = r.message_id and a.delivery = r.delivery
+  order by r.nth;
 end;
 $$;
 

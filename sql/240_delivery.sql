@@ -152,13 +152,13 @@ begin
     when 'outbox' then
       select i.message_id
       into v_request_id
-      from baton._insert_message(
+      from baton._insert_keyed(
         'baton.deliveries',
         jsonb_build_object(
           'function_name', v_function.function_name, 'url', v_url, 'headers', v_headers,
           'secret_name', v_function.secret_name, 'body', v_body
         ),
-        dedupe_key => v_function.function_name || e'\x1f' || v_function.invocation_id
+        null, v_function.function_name || e'\x1f' || v_function.invocation_id, null, null
       ) as i;
   end case;
 

@@ -31,7 +31,7 @@ from (
   ('request_timeout = ''0''', 'request_timeout'), ('request_timeout = ''-1 second''', 'request_timeout'),
   ('request_timeout = ''0.999 milliseconds''', 'request_timeout'),
   ('request_timeout = ''10 minutes 1 microsecond''', 'request_timeout'),
-  ('max_payload_bytes = 1', null), ('max_payload_bytes = 0', 'max_payload_bytes'),
+  ('max_payload_bytes = 1024', null), ('max_payload_bytes = 1023', 'max_payload_bytes'),
   ('visibility = ''1 second''', null), ('visibility = ''0.999999 seconds''', 'visibility'),
   ('visibility = ''10 years''', null), ('visibility = ''11 years''', 'visibility'),
   ('backoff_base = ''0''', null), ('backoff_base = ''-1 second''', 'backoff'), ('backoff_base = ''16 minutes''', 'backoff'),

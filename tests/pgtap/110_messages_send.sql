@@ -190,17 +190,17 @@ select is_empty(
 );
 select is((select outcome from baton.send('q', '1', headers => '{}')), 'sent', 'send: headers may be empty');
 update baton.settings
-set max_payload_bytes = pg_column_size(to_jsonb(repeat('x', 100))) + pg_column_size('{"h": 1}'::jsonb);
+set max_payload_bytes = pg_column_size(to_jsonb(repeat('x', 2000))) + pg_column_size('{"h": 1}'::jsonb);
 select is(
-  (select outcome from baton.send('q', to_jsonb(repeat('x', 100)), headers => '{"h": 1}')), 'sent',
+  (select outcome from baton.send('q', to_jsonb(repeat('x', 2000)), headers => '{"h": 1}')), 'sent',
   'send: payload and headers of exactly the limit are taken'
 );
 select throws_ok(
-  $$select baton.send('q', to_jsonb(repeat('x', 101)), headers => '{"h": 1}')$$, '54000', null,
+  $$select baton.send('q', to_jsonb(repeat('x', 2001)), headers => '{"h": 1}')$$, '54000', null,
   'send: a byte more of payload is refused'
 );
 select throws_ok(
-  $$select baton.send('q', to_jsonb(repeat('x', 100)), headers => '{"h": 1, "i": 1}')$$, '54000', null,
+  $$select baton.send('q', to_jsonb(repeat('x', 2000)), headers => '{"h": 1, "i": 1}')$$, '54000', null,
   'send: headers count'
 );
 update baton.settings set max_payload_bytes = 1048576;
@@ -228,7 +228,7 @@ select is(
 );
 
 select is_empty(
-  $$select 1 from baton.messages where payload = to_jsonb(repeat('x', 101)) or kind in ('run', 'task')$$,
+  $$select 1 from baton.messages where payload = to_jsonb(repeat('x', 2001)) or kind in ('run', 'task')$$,
   'send: what was refused is not there'
 );
 

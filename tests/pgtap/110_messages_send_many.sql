@@ -135,13 +135,13 @@ select is((select count(*) from baton.messages), :before::bigint, 'send_many: on
 -- Sizes
 
 update baton.settings
-set max_payload_bytes = pg_column_size(to_jsonb(repeat('x', 100))) + pg_column_size('{"h": 1}'::jsonb);
+set max_payload_bytes = pg_column_size(to_jsonb(repeat('x', 2000))) + pg_column_size('{"h": 1}'::jsonb);
 select results_eq(
   $$select a.outcome from baton.send_many(
     'q',
     jsonb_build_array(
-      jsonb_build_object('payload', repeat('x', 100), 'headers', '{"h": 1}'::jsonb),
-      jsonb_build_object('payload', repeat('x', 100), 'headers', '{"h": 1}'::jsonb)
+      jsonb_build_object('payload', repeat('x', 2000), 'headers', '{"h": 1}'::jsonb),
+      jsonb_build_object('payload', repeat('x', 2000), 'headers', '{"h": 1}'::jsonb)
     )
   ) as a$$,
   array['sent', 'sent'],
@@ -149,13 +149,13 @@ select results_eq(
 );
 select throws_ok(
   $$select baton.send_many(
-    'q', jsonb_build_array('{"payload": 1}'::jsonb, jsonb_build_object('payload', repeat('x', 200)))
+    'q', jsonb_build_array('{"payload": 1}'::jsonb, jsonb_build_object('payload', repeat('x', 3000)))
   )$$,
   '54000', null, 'send_many: one over the limit is refused'
 );
 select throws_ok(
   $$select baton.send_many(
-    'q', jsonb_build_array(jsonb_build_object('payload', repeat('x', 100), 'headers', '{"h": 1, "i": 1}'::jsonb))
+    'q', jsonb_build_array(jsonb_build_object('payload', repeat('x', 2000), 'headers', '{"h": 1, "i": 1}'::jsonb))
   )$$,
   '54000', null, 'send_many: headers count'
 );

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _queue.sql
-select plan(9);
+select plan(10);
 
 select * from baton_test.hold('a') \gset a
 select * from baton_test.hold('b') \gset b
@@ -70,6 +70,13 @@ select results_eq(
   )),
   'values (500::bigint, 500::bigint)',
   'ack_many: five hundred at once'
+);
+
+select * from baton_test.hold('e') \gset e
+select * from baton_test.hold('f') \gset f
+select results_eq(
+  format('select a.outcome from baton.ack_many(%L) as a', baton_test.receipts(:em, :ed, :fm, :ed, :em, :fd)),
+  array['acked', 'lost', 'lost'], 'ack_many: the delivery of another message is not its own'
 );
 
 select * from finish();

@@ -175,7 +175,7 @@ select is_empty($$select from baton.messages as m where m.queue_name like 'wide 
 -- The package's own
 
 select baton_test.set_limits(3, 1) \gset
-select message_id as m from baton._insert_message('baton.deliveries', '{}') \gset
+select message_id as m from baton._insert_keyed('baton.deliveries', '{}', null, 'key', null, null) \gset
 select count(*) from baton._claim('baton.deliveries', null, 1, null, null) \gset
 select baton_test.advance('30 seconds') \gset
 select count(*) from baton.remove_messages(array(select m.message_id from baton.messages as m)) \gset

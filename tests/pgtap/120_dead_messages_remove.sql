@@ -9,7 +9,7 @@ select * from baton_test.hold('parked') \gset p
 select outcome from baton.park(:pm, :pd, '1 hour') \gset
 select * from baton_test.hold('dead') \gset d
 select outcome from baton.fail(:dm, :dd, 'no', final => true) \gset
-select message_id as outbox from baton._insert_message('baton.deliveries', '{}') \gset
+select message_id as outbox from baton._insert_keyed('baton.deliveries', '{}', null, 'key', null, null) \gset
 
 select results_eq(
   format(

@@ -188,14 +188,14 @@ select throws_ok(
   $$select baton.fail(1, 1, 'x', interval 'infinity')$$, baton_test.refuses_infinity(), null,
   'fail: an infinite one is refused'
 );
-update baton.settings set max_payload_bytes = 1000;
+update baton.settings set max_payload_bytes = 1024;
 select throws_ok(
-  format('select baton.fail(%s, %s, repeat(''ä'', 500) || ''x'')', :gm, :gd), '54000', null,
+  format('select baton.fail(%s, %s, repeat(''ä'', 512) || ''x'')', :gm, :gd), '54000', null,
   'fail: an error over the limit of a payload is refused'
 );
 select is(baton_test.state(:gm) like '% claimed 0 0', true, 'fail: and nothing is counted');
 select is(
-  (select outcome from baton.fail(:gm, :gd, repeat('ä', 500), interval '10 years')), 'failed',
+  (select outcome from baton.fail(:gm, :gd, repeat('ä', 512), interval '10 years')), 'failed',
   'fail: one of exactly the limit, and ten years, are taken'
 );
 

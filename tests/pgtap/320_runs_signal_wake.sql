@@ -36,8 +36,8 @@ select is_empty(
 select is_empty(
   $$select n.name from baton_test.bad_names(500) as n where baton_test.sqlstate_of(format('select baton.signal_run(''b'', ''s'', null, %L)', n.name)) <> '22023'$$, 'signal: bad keys too'
 );
-update baton.settings set max_payload_bytes = 100;
-select throws_ok($$select baton.signal_run('b', 's', to_jsonb(repeat('x', 200)))$$, '54000', null, 'signal: a payload over the limit is refused');
+update baton.settings set max_payload_bytes = 1024;
+select throws_ok($$select baton.signal_run('b', 's', to_jsonb(repeat('x', 1024)))$$, '54000', null, 'signal: a payload over the limit is refused');
 update baton.settings set max_payload_bytes = 1048576;
 
 -- wake_run

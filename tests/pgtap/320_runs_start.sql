@@ -44,8 +44,8 @@ select is_empty(
 );
 select throws_ok($$select baton.start_run('w', null, null, 'baton.x')$$, '22023', null, 'start: the package''s queues are refused');
 select throws_ok($$select baton.start_run(null, null)$$, '22023', null, 'start: a workflow without a name is refused');
-update baton.settings set max_payload_bytes = 100;
-select throws_ok($$select baton.start_run('w', to_jsonb(repeat('x', 200)))$$, '54000', null, 'start: an input over the limit is refused');
+update baton.settings set max_payload_bytes = 1024;
+select throws_ok($$select baton.start_run('w', to_jsonb(repeat('x', 1024)))$$, '54000', null, 'start: an input over the limit is refused');
 update baton.settings set max_payload_bytes = 1048576;
 
 -- Delayed starts

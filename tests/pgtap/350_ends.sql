@@ -86,8 +86,8 @@ select throws_ok(format('select baton.complete_run(''p'', %s, null)', :pe), 'PB0
 select is(baton_test.run('p'), 'suspended 1/0/1 0/0', 'fence: the run is what it was');
 select outcome from baton.wake_run('p') \g /dev/null
 select m as pm, d as pd, e as pe from baton_test.replay('p') \gset
-update baton.settings set max_payload_bytes = 100;
-select throws_ok(format('select baton.complete_run(''p'', %s, to_jsonb(repeat(''x'', 200)))', :pe), '54000', null, 'complete: an output over the limit is refused');
+update baton.settings set max_payload_bytes = 1024;
+select throws_ok(format('select baton.complete_run(''p'', %s, to_jsonb(repeat(''x'', 1024)))', :pe), '54000', null, 'complete: an output over the limit is refused');
 update baton.settings set max_payload_bytes = 1048576;
 select baton_test.advance('1 hour') \g /dev/null
 select is((select outcome from baton.complete_run('p', :pe, null)), 'done', 'complete: while nobody took the replay over its holder may, however late');

@@ -116,14 +116,14 @@ select is(baton_test.sqlstate_of('select baton.create_step(''z'', 1, ''x'', ''[]
 select is(
   (select outcome from baton.create_step('z', :ze, 'once', '[1]', max_attempts => 1)), 'created', 'create: one attempt is enough'
 );
-select pg_column_size(jsonb_build_array(repeat('x', 100))) as size \gset
+select pg_column_size(jsonb_build_array(repeat('x', 2000))) as size \gset
 update baton.settings set max_payload_bytes = :size;
 select is(
-  (select outcome from baton.create_step('z', :ze, 'large', jsonb_build_array(repeat('x', 100)))), 'created', 'create: inputs at the limit'
+  (select outcome from baton.create_step('z', :ze, 'large', jsonb_build_array(repeat('x', 2000)))), 'created', 'create: inputs at the limit'
 );
 update baton.settings set max_payload_bytes = :size - 1;
 select is(
-  baton_test.sqlstate_of(format('select baton.create_step(''z'', %s, ''larger'', jsonb_build_array(repeat(''x'', 100)))', :ze)),
+  baton_test.sqlstate_of(format('select baton.create_step(''z'', %s, ''larger'', jsonb_build_array(repeat(''x'', 2000)))', :ze)),
   '54000', 'create: over it'
 );
 select is(

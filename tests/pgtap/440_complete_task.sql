@@ -160,15 +160,15 @@ select is(baton_test.task('g', 1) || ', ' || baton_test.messages('g'), 'created 
 -- Arguments
 
 select m as zm, d as zd from baton_test.inline('z') \gset
-select pg_column_size(to_jsonb(repeat('x', 100))) as size \gset
+select pg_column_size(to_jsonb(repeat('x', 2000))) as size \gset
 update baton.settings set max_payload_bytes = :size - 1;
 select is(
-  baton_test.sqlstate_of(format('select baton.complete_task(''z'', ''s'', 0, 1, to_jsonb(repeat(''x'', 100)), %s, %s)', :zm, :zd)), '54000', 'arguments: an output over the limit'
+  baton_test.sqlstate_of(format('select baton.complete_task(''z'', ''s'', 0, 1, to_jsonb(repeat(''x'', 2000)), %s, %s)', :zm, :zd)), '54000', 'arguments: an output over the limit'
 );
 select is(baton_test.task('z'), 'started 1 0/0 under run', 'arguments: nothing was changed');
 update baton.settings set max_payload_bytes = :size;
 select is(
-  (select outcome from baton.complete_task('z', 's', 0, 1, to_jsonb(repeat('x', 100)), :zm, :zd)), 'completed', 'arguments: at the limit'
+  (select outcome from baton.complete_task('z', 's', 0, 1, to_jsonb(repeat('x', 2000)), :zm, :zd)), 'completed', 'arguments: at the limit'
 );
 update baton.settings set max_payload_bytes = default;
 select m as z2m, d as z2d from baton_test.inline('z2') \gset

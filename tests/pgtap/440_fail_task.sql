@@ -201,8 +201,8 @@ select is_empty(
   'arguments: delays outside ten years'
 );
 select is(baton_test.sqlstate_of('select baton.fail_task(''k'', ''s'', 0, 1, null, 1, 1, ''infinity'')'), baton_test.refuses_infinity(), 'arguments: nor infinite');
-select pg_column_size(to_jsonb(repeat('x', 100))) as size \gset
+select pg_column_size(to_jsonb(repeat('x', 2000))) as size \gset
 update baton.settings set max_payload_bytes = :size - 1;
-select is(baton_test.sqlstate_of('select baton.fail_task(''k'', ''s'', 0, 1, to_jsonb(repeat(''x'', 100)), 1, 1)'), '54000', 'arguments: an error over the limit');
+select is(baton_test.sqlstate_of('select baton.fail_task(''k'', ''s'', 0, 1, to_jsonb(repeat(''x'', 2000)), 1, 1)'), '54000', 'arguments: an error over the limit');
 select * from finish();
 rollback;
