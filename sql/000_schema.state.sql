@@ -6,6 +6,7 @@
  * installations wait for each other, so that all but the first are told that the package is there.
  */
 set local search_path = pg_catalog, pg_temp;
+set local standard_conforming_strings = on;
 
 do $$
 begin

@@ -9,7 +9,7 @@ begin atomic
   select
     case
       when (
-        octet_length(_check_name.value) between 1 and 200 and _check_name.value !~ e'[\\x01-\\x1f\\x7f-\\x9f]'
+        octet_length(_check_name.value) between 1 and 200 and _check_name.value !~ '[\x01-\x1f\x7f-\x9f]'
       ) is not true
         then baton._raise('invalid_name', _check_name.argument, quote_nullable(left(_check_name.value, 60)))
     end;
@@ -22,7 +22,7 @@ stable
 begin atomic
   select
     case
-      when octet_length(_check_key.value) not between 1 and 500 or _check_key.value ~ e'[\\x01-\\x1f\\x7f-\\x9f]'
+      when octet_length(_check_key.value) not between 1 and 500 or _check_key.value ~ '[\x01-\x1f\x7f-\x9f]'
         then baton._raise('invalid_key', quote_literal(left(_check_key.value, 60)))
     end;
 end;

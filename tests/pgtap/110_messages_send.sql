@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _queue.sql
-select plan(53);
+select plan(54);
 
 -- What it stores
 
@@ -29,6 +29,12 @@ select results_eq(
   format('select visible_at, created_at from baton.messages where message_id = %s', :b),
   $$values ('2026-01-01 00:01:30+00'::timestamptz, '2026-01-01 00:00:00+00'::timestamptz)$$,
   'send: a delay moves when it is due, not when it was created'
+);
+select message_id as keyed from baton.send('q', '1', '90 seconds', 'delayed') \gset
+select results_eq(
+  format('select visible_at, created_at from baton.messages where message_id = %s', :keyed),
+  $$values ('2026-01-01 00:01:30+00'::timestamptz, '2026-01-01 00:00:00+00'::timestamptz)$$,
+  'send: also under a key'
 );
 select message_id as b from baton.send('q', '1', delay => null) \gset
 select is(baton_test.state(:b), '2026-01-01 00:00:00+00 free 0 0', 'send: a null delay is the default, none');

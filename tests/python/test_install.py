@@ -179,6 +179,14 @@ def test_the_encoding_of_the_database_is_no_matter(house, make, reference, way):
     try_out(house, name, "house_owner")
 
 
+def test_a_session_without_standard_conforming_strings_installs_the_same(house, make, reference):
+    name = make()
+    house.execute(f"alter database {name} set standard_conforming_strings = off")
+    assert house.install("checkout", name, "house_owner") is None
+    house.execute(f"alter database {name} reset standard_conforming_strings")
+    assert house.fingerprint(name) == reference
+
+
 @pytest.mark.parametrize("fact", [
     "grant execute on function baton.version() to public",
     "grant select on baton.queue_stats to public",
