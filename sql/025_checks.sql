@@ -154,6 +154,14 @@ begin atomic
     end;
 end;
 
+create or replace function baton._is_read_committed()
+returns boolean
+language sql
+stable
+begin atomic
+  select current_setting('transaction_isolation') not in ('repeatable read', 'serializable');
+end;
+
 -- A verb that locks a row and then decides over others needs a new snapshot after the lock.
 create or replace function baton._require_read_committed()
 returns void
@@ -162,7 +170,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if current_setting('transaction_isolation') in ('repeatable read', 'serializable') then
+  if not baton._is_read_committed() then
     perform baton._raise('wrong_isolation', upper(current_setting('transaction_isolation')));
   end if;
 end;

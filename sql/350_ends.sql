@@ -57,18 +57,18 @@ $$;
 
 create or replace function baton._check_fence(run baton.runs, replay_epoch bigint)
 returns void
-language plpgsql
+language sql
 stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  if (_check_fence.run).replay_ended or (_check_fence.run).replay_epoch is distinct from _check_fence.replay_epoch then
-    perform baton._raise(
-      'superseded', quote_literal((_check_fence.run).run_id), coalesce(_check_fence.replay_epoch::text, 'null')
-    );
-  end if;
+begin atomic
+  select
+    case
+      when (_check_fence.run).replay_ended
+        or (_check_fence.run).replay_epoch is distinct from _check_fence.replay_epoch
+        then baton._raise(
+            'superseded', quote_literal((_check_fence.run).run_id), coalesce(_check_fence.replay_epoch::text, 'null')
+          )
+    end;
 end;
-$$;
 
 -- The replay that writes: an ended run is terminal, another epoch is refused. True where it may go on.
 create or replace function baton._enter_replay(run baton.runs, replay_epoch bigint)

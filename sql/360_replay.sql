@@ -60,12 +60,12 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+  if baton._owns(_leave.message_id, _leave.delivery) then
+    return (baton._lock_receipt(_leave.message_id, _leave.delivery)).message_id is not null;
+  end if;
   delete from baton.messages as m
-  where m.message_id = _leave.message_id
-    and m.delivery = _leave.delivery
-    and m.claimed_at is not null
-    and not baton._owns(m.message_id, m.delivery);
-  return found or (baton._lock_receipt(_leave.message_id, _leave.delivery)).message_id is not null;
+  where m.message_id = _leave.message_id and m.delivery = _leave.delivery and m.claimed_at is not null;
+  return found;
 end;
 $$;
 
@@ -103,18 +103,20 @@ as $$
 declare
   v_free record;
   v_run baton.runs;
-  v_message baton.messages;
   v_backend integer;
 begin
-  perform baton._require_read_committed();
-  perform baton._check_choice('hold', coalesce(begin_replay.hold, 'lease'), 'lease', 'session');
+  if not baton._is_read_committed() then
+    perform baton._require_read_committed();
+  end if;
   if begin_replay.hold = 'session' then
     v_backend := baton._hold_session();
+  elsif begin_replay.hold <> 'lease' then
+    perform baton._check_choice('hold', begin_replay.hold, 'lease', 'session');
   end if;
 
   -- Where both rows are free no subtransaction is needed, whose locks would make multixacts. Two look-ups: a join that
   -- was planned for few runs would read them all.
-  select r as run, m as message
+  select r as run, m.visible_at, m.dedupe_key
   into v_free
   from baton.runs as r
   cross join baton.messages as m
@@ -126,9 +128,7 @@ begin
     and r.pruned_at is null
   for no key update of r, m skip locked;
   if found then
-    v_run := v_free.run;
-    v_message := v_free.message;
-    run_id := v_run.run_id;
+    run_id := (v_free.run).run_id;
   else
     select m.run_id
     into begin_replay.run_id
@@ -147,12 +147,14 @@ begin
         perform baton._postpone(begin_replay.message_id, begin_replay.delivery, begin_replay.retry_after);
         return;
     end;
-    v_run := baton._lock_run(begin_replay.run_id);
-    v_message := baton._lock_receipt(begin_replay.message_id, begin_replay.delivery);
+    select baton._lock_run(begin_replay.run_id) as run, m.visible_at, m.dedupe_key
+    into v_free
+    from baton._lock_receipt(begin_replay.message_id, begin_replay.delivery) as m;
   end if;
 
+  v_run := v_free.run;
   clock := baton._now();
-  if v_message.message_id is null or v_message.visible_at <= clock then
+  if (v_free.visible_at > clock) is not true then
     outcome := 'lost';
     perform baton._note_lost(begin_replay.message_id, begin_replay.delivery, 'begin_replay');
     return;
@@ -160,22 +162,22 @@ begin
   status := v_run.status;
   if not baton._is_open(v_run.status) then
     outcome := 'terminal';
-    delete from baton.messages as m where m.message_id = v_message.message_id;
+    delete from baton.messages as m where m.message_id = begin_replay.message_id;
     return;
   end if;
   if not v_run.replay_ended
     and (v_run.replay_message_id, v_run.replay_delivery)
-    is distinct from (v_message.message_id, v_message.delivery) then
+    is distinct from (begin_replay.message_id, begin_replay.delivery) then
     if baton._is_held(v_run, clock) then
       outcome := 'handed_over';
       update baton.runs as r set wake_pending = true where r.run_id = v_run.run_id;
-      perform baton._leave(v_message.message_id, v_message.delivery);
+      perform baton._leave(begin_replay.message_id, begin_replay.delivery);
       return;
-    elsif baton._lose_replay(v_run, v_message.message_id, clock) then
+    elsif baton._lose_replay(v_run, begin_replay.message_id, clock) then
       outcome := 'terminal';
       status := 'failed';
       perform baton._end_run(v_run, status, jsonb_build_object('reason', 'max_lapses'), clock);
-      delete from baton.messages as m where m.message_id = v_message.message_id;
+      delete from baton.messages as m where m.message_id = begin_replay.message_id;
       return;
     end if;
   end if;
@@ -184,8 +186,8 @@ begin
   set status = 'running',
     replay_epoch = baton._new_delivery(),
     replay_ended = false,
-    replay_message_id = v_message.message_id,
-    replay_delivery = v_message.delivery,
+    replay_message_id = begin_replay.message_id,
+    replay_delivery = begin_replay.delivery,
     replay_backend = v_backend,
     replay_began_at = begin_replay.clock,
     wake_pending = false
@@ -194,8 +196,8 @@ begin
   into
     begin_replay.outcome, begin_replay.workflow_name, begin_replay.replay_epoch, begin_replay.last_seq,
     begin_replay.status;
-  if v_message.dedupe_key is not null then
-    update baton.messages as m set dedupe_key = null where m.message_id = v_message.message_id;
+  if v_free.dedupe_key is not null then
+    update baton.messages as m set dedupe_key = null where m.message_id = begin_replay.message_id;
   end if;
 end;
 $$;

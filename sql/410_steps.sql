@@ -157,9 +157,9 @@ declare
   v_count integer;
 begin
   perform baton._check_name('step_slug', create_step.step_slug);
-  perform baton._check_choice(
-    'on_exhausted', coalesce(create_step.on_exhausted, 'fail_step'), 'fail_step', 'skip_step'
-  );
+  if create_step.on_exhausted not in ('fail_step', 'skip_step') then
+    perform baton._check_choice('on_exhausted', create_step.on_exhausted, 'fail_step', 'skip_step');
+  end if;
   if create_step.max_attempts < 1 then
     perform baton._raise('too_small', 'max_attempts', '1', create_step.max_attempts::text);
   end if;
@@ -181,30 +181,32 @@ begin
     return;
   end if;
 
-  v_run.last_seq := baton._append(
-    v_run, 'step_created', create_step.step_slug,
-    jsonb_build_object(
-      'step_slug', create_step.step_slug, 'task_count', v_count,
-      'on_exhausted', coalesce(create_step.on_exhausted, 'fail_step'),
-      'max_attempts', coalesce(create_step.max_attempts, 3)
-    ),
-    v_now
-  );
   outcome := case v_count when 0 then 'completed' else 'created' end;
-  insert into baton.steps (run_id, step_slug, status, task_count, open_tasks, on_exhausted, max_attempts, created_seq)
-  values (
-    v_run.run_id, create_step.step_slug, create_step.outcome, v_count, v_count,
-    coalesce(create_step.on_exhausted, 'fail_step'), coalesce(create_step.max_attempts, 3), v_run.last_seq
-  );
-  insert into baton.tasks (run_id, step_slug, task_index, input)
-  select v_run.run_id, create_step.step_slug, i.nth - 1, i.input
-  from jsonb_array_elements(create_step.inputs) with ordinality as i (input, nth);
+  with step as (
+    insert into baton.steps as s (
+      run_id, step_slug, status, task_count, open_tasks, on_exhausted, max_attempts, created_seq
+    )
+    values (
+      v_run.run_id, create_step.step_slug, create_step.outcome, v_count, v_count,
+      coalesce(create_step.on_exhausted, 'fail_step'), coalesce(create_step.max_attempts, 3), v_run.last_seq + 1
+    )
+    returning s.step_slug, s.task_count, s.on_exhausted, s.max_attempts
+  ),
+  tasks as (
+    insert into baton.tasks (run_id, step_slug, task_index, input)
+    select v_run.run_id, create_step.step_slug, i.nth - 1, i.input
+    from jsonb_array_elements(create_step.inputs) with ordinality as i (input, nth)
+  )
+  insert into baton.events (run_id, seq, type, correlation_id, payload, created_at)
+  select v_run.run_id, v_run.last_seq + 1, 'step_created', s.step_slug, to_jsonb(s), v_now
+  from step as s;
+  v_run.last_seq := v_run.last_seq + 1;
   if v_count = 0 then
     v_run.last_seq := baton._append(
       v_run, 'step_completed', null, jsonb_build_object('step_slug', create_step.step_slug), v_now
     );
   end if;
-  perform baton._save_positions(v_run);
+  update baton.runs as r set last_seq = v_run.last_seq where r.run_id = v_run.run_id;
 end;
 $$;
 

@@ -3,28 +3,6 @@
  * delivery is the task's lease. What is not run here, and has no living owner, gets a message of its own.
  */
 
--- The tasks that were started under a message, by this delivery and by earlier ones; the latter only as far as they are
--- left to it: those with a message of their own are not.
-create or replace function baton._count_owned(message baton.messages, out running bigint, out lost bigint)
-language plpgsql
-stable
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  select
-    count(*) filter (where t.owner_delivery = (_count_owned.message).delivery),
-    count(*) filter (
-      where t.owner_delivery <> (_count_owned.message).delivery
-        and not exists (
-          select from baton.messages as m where m.dedupe_key = baton._task_key(t.run_id, t.step_slug, t.task_index)
-        )
-    )
-  into _count_owned.running, _count_owned.lost
-  from baton.tasks as t
-  where t.owner_message_id = (_count_owned.message).message_id and t.status = 'started';
-end;
-$$;
-
 -- A task that would be recovered here, and was lost for the last time, fails before anything is started.
 create or replace function baton._poisoned_task(run_id text, message baton.messages)
 returns baton.tasks
@@ -55,48 +33,50 @@ begin
 end;
 $$;
 
--- Whether bodies may be started under the message: the worker that claimed it, if it said who it is, goes on. One that
--- is not there any more had stopped.
-create or replace function baton._may_run(message baton.messages)
+-- Whether bodies may be started under a message that the worker claimed: it goes on. One that is not there any more had
+-- stopped.
+create or replace function baton._may_run(worker_id uuid)
 returns boolean
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  return (_may_run.message).claimed_by is null or exists (
-    select
-    from baton.workers as w
-    where w.worker_id = (_may_run.message).claimed_by
-      and baton._goes_on(w)
-  );
+  return exists (select from baton.workers as w where w.worker_id = _may_run.worker_id and baton._goes_on(w));
 end;
 $$;
 
--- Starts a body under a message: its receipt is stamped, and owns the task from then on.
-create or replace function baton._start(run baton.runs, task baton.tasks, message baton.messages, at timestamptz)
-returns baton.runs
+-- Starts a body under a message: its receipt is stamped, and owns the task from then on. The event is at seq.
+create or replace function baton._start(task baton.tasks, message baton.messages, seq bigint, at timestamptz)
+returns void
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  v_task baton.tasks := _start.task;
 begin
-  v_task.attempt := v_task.attempt + 1;
-  update baton.tasks as t
-  set status = 'started',
-    attempt = v_task.attempt,
-    lapses = v_task.lapses,
-    owner_message_id = (_start.message).message_id,
-    owner_delivery = (_start.message).delivery,
-    last_started_at = _start.at,
-    worker_id = (_start.message).claimed_by
-  where t.run_id = v_task.run_id and t.step_slug = v_task.step_slug and t.task_index = v_task.task_index;
-  return baton._task_event(
-    _start.run, 'task_started', v_task,
-    jsonb_build_object('message_id', (_start.message).message_id, 'delivery', (_start.message).delivery), _start.at
-  );
+  with started as (
+    update baton.tasks as t
+    set status = 'started',
+      attempt = t.attempt + 1,
+      lapses = (_start.task).lapses,
+      owner_message_id = (_start.message).message_id,
+      owner_delivery = (_start.message).delivery,
+      last_started_at = _start.at,
+      worker_id = (_start.message).claimed_by
+    where t.run_id = (_start.task).run_id
+      and t.step_slug = (_start.task).step_slug
+      and t.task_index = (_start.task).task_index
+    returning t.run_id, t.step_slug, t.task_index, t.attempt, t.owner_message_id, t.owner_delivery
+  )
+  insert into baton.events (run_id, seq, type, payload, created_at)
+  select
+    s.run_id, _start.seq, 'task_started',
+    jsonb_build_object(
+      'step_slug', s.step_slug, 'task_index', s.task_index, 'attempt', s.attempt, 'message_id', s.owner_message_id,
+      'delivery', s.owner_delivery
+    ),
+    _start.at
+  from started as s;
 end;
 $$;
 
@@ -133,12 +113,13 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_settings baton.settings;
+  v_settings record;
   v_run baton.runs;
   v_message baton.messages;
   v_task baton.tasks;
   v_open record;
-  v_owned record;
+  v_running bigint;
+  v_lost bigint;
   v_owner text;
   v_may_run boolean;
   v_last_seq bigint;
@@ -164,9 +145,22 @@ begin
   end if;
 
   v_last_seq := v_run.last_seq;
-  v_may_run := baton._may_run(v_message);
-  v_owned := baton._count_owned(v_message);
-  while v_may_run and v_owned.lost > 0 loop
+  v_may_run := v_message.claimed_by is null or baton._may_run(v_message.claimed_by);
+  loop
+    -- The tasks that were started under the message, by this delivery and by earlier ones; the latter only as far as
+    -- they are left to it: those with a message of their own are not.
+    select
+      count(*) filter (where t.owner_delivery = v_message.delivery),
+      count(*) filter (
+        where t.owner_delivery <> v_message.delivery
+          and not exists (
+            select from baton.messages as m where m.dedupe_key = baton._task_key(t.run_id, t.step_slug, t.task_index)
+          )
+      )
+    into v_running, v_lost
+    from baton.tasks as t
+    where t.owner_message_id = v_message.message_id and t.status = 'started';
+    exit when not v_may_run or v_lost = 0;
     v_task := baton._poisoned_task(v_run.run_id, v_message);
     exit when v_task.run_id is null;
     v_run := baton._exhaust_task(v_run, v_task, jsonb_build_object('reason', 'max_lapses'), v_now);
@@ -179,13 +173,12 @@ begin
     task_index := v_task.task_index;
     attempt := v_task.attempt;
     return next;
-    v_owned := baton._count_owned(v_message);
   end loop;
   if v_may_run then
-    v_owned.running := v_owned.running + v_owned.lost;
+    v_running := v_running + v_lost;
   end if;
 
-  select s.* into v_settings from baton.settings as s where s.singleton;
+  select s.inline_ownership, s.inline_lease into v_settings from baton.settings as s where s.singleton;
   for v_open in
     select
       t as task,
@@ -207,7 +200,7 @@ begin
     end;
     outcome := baton._dispatch_decision(
       v_open.has_message, v_owner, v_may_run, v_task.status = 'created' and v_task.failures = 0,
-      v_owned.running < coalesce(dispatch_tasks.inline_limit, 1), v_settings.inline_ownership
+      v_running < coalesce(dispatch_tasks.inline_limit, 1), v_settings.inline_ownership
     );
     step_slug := v_task.step_slug;
     task_index := v_task.task_index;
@@ -228,9 +221,10 @@ begin
             detail => jsonb_build_object('attempt', v_task.attempt)
           );
         else
-          v_owned.running := v_owned.running + 1;
+          v_running := v_running + 1;
         end if;
-        v_run := baton._start(v_run, v_task, v_message, v_now);
+        v_run.last_seq := v_run.last_seq + 1;
+        perform baton._start(v_task, v_message, v_run.last_seq, v_now);
         attempt := v_task.attempt + 1;
         input := v_task.input;
       when 'backstop' then
@@ -246,7 +240,9 @@ begin
   end loop;
 
   if v_run.last_seq > v_last_seq then
-    perform baton._save_positions(v_run);
+    update baton.runs as r
+    set last_seq = v_run.last_seq, wake_seq = v_run.wake_seq
+    where r.run_id = v_run.run_id;
   end if;
   if cardinality(v_slugs) > 0 then
     insert into baton.messages (queue_name, kind, run_id, step_slug, task_index, dedupe_key, visible_at, created_at)

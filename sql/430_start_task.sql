@@ -145,8 +145,8 @@ begin
       );
   end case;
 
-  v_run := baton._start(v_run, v_task, v_message, v_now);
-  perform baton._save_positions(v_run);
+  perform baton._start(v_task, v_message, v_run.last_seq + 1, v_now);
+  update baton.runs as r set last_seq = r.last_seq + 1 where r.run_id = v_run.run_id;
   attempt := v_task.attempt + 1;
   input := v_task.input;
 end;

@@ -13,7 +13,9 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform baton._save_positions(_settle_run.run);
+  update baton.runs as r
+  set last_seq = (_settle_run.run).last_seq, wake_seq = (_settle_run.run).wake_seq
+  where r.run_id = (_settle_run.run).run_id;
   if _settle_run.is_step_ended and (
     (_settle_run.message).kind = 'run' and (_settle_run.message).run_id = (_settle_run.run).run_id
   ) is not true then
@@ -31,21 +33,24 @@ language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_message_id bigint;
 begin
-  delete from baton.messages as m
-  where m.message_id = (
-    select o.message_id
-    from baton.messages as o
-    where o.dedupe_key = baton._task_key(
-        _drop_task_message.run_id, _drop_task_message.step_slug, _drop_task_message.task_index
-      )
-      and (
-        o.claimed_at is null
-        or o.visible_at <= _drop_task_message.at
-        or o.message_id = (_drop_task_message.message).message_id
-      )
-    for update of o skip locked
-  );
+  select m.message_id
+  into v_message_id
+  from baton.messages as m
+  where m.dedupe_key = baton._task_key(
+      _drop_task_message.run_id, _drop_task_message.step_slug, _drop_task_message.task_index
+    )
+    and (
+      m.claimed_at is null
+      or m.visible_at <= _drop_task_message.at
+      or m.message_id = (_drop_task_message.message).message_id
+    )
+  for update of m skip locked;
+  if found then
+    delete from baton.messages as m where m.message_id = v_message_id;
+  end if;
 end;
 $$;
 
@@ -101,78 +106,6 @@ begin
 end;
 $$;
 
-create or replace function baton._complete_task(
-  run_id text,
-  step_slug text,
-  task_index integer,
-  attempt integer,
-  output jsonb,
-  message_id bigint,
-  delivery bigint,
-  out outcome text,
-  out step_ended boolean
-)
-language plpgsql
-volatile
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  v_run baton.runs;
-  v_message baton.messages;
-  v_task baton.tasks;
-  v_now timestamptz;
-begin
-  perform baton._check_size('output', pg_column_size(_complete_task.output));
-  v_run := baton._lock_run(_complete_task.run_id);
-  v_message := baton._lock_receipt(_complete_task.message_id, _complete_task.delivery);
-  v_now := baton._now();
-  step_ended := false;
-  select t.*
-  into v_task
-  from baton.tasks as t
-  where t.run_id = v_run.run_id
-    and t.step_slug = _complete_task.step_slug
-    and t.task_index = _complete_task.task_index;
-
-  if v_task.status = 'completed' then
-    outcome := 'already_completed';
-  elsif v_task.status is null or v_task.status not in ('created', 'started') then
-    outcome := 'too_late';
-    perform baton._note_too_late(
-      _complete_task.run_id, _complete_task.step_slug, _complete_task.task_index, v_task.status, 'complete_task', v_now
-    );
-  elsif (_complete_task.attempt > v_task.fence_attempt and _complete_task.attempt <= v_task.attempt) is not true then
-    outcome := 'lost';
-    perform baton._note_lost(_complete_task.message_id, _complete_task.delivery, 'complete_task');
-    return;
-  else
-    outcome := 'completed';
-    update baton.tasks as t
-    set status = 'completed'
-    where t.run_id = v_run.run_id and t.step_slug = v_task.step_slug and t.task_index = v_task.task_index;
-    v_task.attempt := _complete_task.attempt;
-    v_run := baton._task_event(
-      v_run, 'task_completed', v_task, jsonb_build_object('output', _complete_task.output), v_now
-    );
-    update baton.steps as s
-    set open_tasks = s.open_tasks - 1,
-      status = case s.open_tasks when 1 then 'completed' else s.status end
-    where s.run_id = v_run.run_id and s.step_slug = v_task.step_slug
-    returning s.open_tasks = 0 into _complete_task.step_ended;
-    if step_ended then
-      v_run.last_seq := baton._append(
-        v_run, 'step_completed', null, jsonb_build_object('step_slug', v_task.step_slug), v_now
-      );
-      v_run.wake_seq := v_run.last_seq;
-    end if;
-    perform baton._settle_run(v_run, step_ended, v_message, v_now);
-  end if;
-  perform baton._drop_task_message(
-    _complete_task.run_id, _complete_task.step_slug, _complete_task.task_index, v_message, v_now
-  );
-end;
-$$;
-
 create or replace function baton.complete_task(
   run_id text,
   step_slug text,
@@ -193,14 +126,78 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_answer record;
+  v_run baton.runs;
+  v_message baton.messages;
+  v_status text;
+  v_now timestamptz;
 begin
-  v_answer := baton._complete_task(
-    complete_task.run_id, complete_task.step_slug, complete_task.task_index, complete_task.attempt,
-    complete_task.output, complete_task.message_id, complete_task.delivery
+  perform baton._check_size('output', pg_column_size(complete_task.output));
+  v_run := baton._lock_run(complete_task.run_id);
+  v_message := baton._lock_receipt(complete_task.message_id, complete_task.delivery);
+  v_now := baton._now();
+  step_ended := false;
+  -- "Is true" keeps it a look-up by the whole key: the index of unfinished tasks has the run alone.
+  update baton.tasks as t
+  set status = 'completed'
+  where t.run_id = v_run.run_id
+    and t.step_slug = complete_task.step_slug
+    and t.task_index = complete_task.task_index
+    and (
+      t.status in ('created', 'started')
+      and complete_task.attempt > t.fence_attempt
+      and complete_task.attempt <= t.attempt
+    ) is true;
+  if found then
+    outcome := 'completed';
+    update baton.steps as s
+    set open_tasks = s.open_tasks - 1,
+      status = case s.open_tasks when 1 then 'completed' else s.status end
+    where s.run_id = v_run.run_id and s.step_slug = complete_task.step_slug
+    returning s.open_tasks = 0 into complete_task.step_ended;
+    insert into baton.events (run_id, seq, type, payload, created_at)
+    select
+      v_run.run_id, v_run.last_seq + e.nth, e.type,
+      jsonb_build_object('step_slug', complete_task.step_slug) || e.detail, v_now
+    from (
+      values
+      (
+        1, 'task_completed',
+        jsonb_build_object(
+          'task_index', complete_task.task_index, 'attempt', complete_task.attempt, 'output', complete_task.output
+        )
+      ),
+      (2, 'step_completed', '{}')
+    ) as e (nth, type, detail)
+    where e.nth = 1 or complete_task.step_ended;
+    v_run.last_seq := v_run.last_seq + 1;
+    if step_ended then
+      v_run.last_seq := v_run.last_seq + 1;
+      v_run.wake_seq := v_run.last_seq;
+    end if;
+    perform baton._settle_run(v_run, step_ended, v_message, v_now);
+  else
+    select t.status
+    into v_status
+    from baton.tasks as t
+    where t.run_id = v_run.run_id
+      and t.step_slug = complete_task.step_slug
+      and t.task_index = complete_task.task_index;
+    if v_status in ('created', 'started') then
+      outcome := 'lost';
+      perform baton._note_lost(complete_task.message_id, complete_task.delivery, 'complete_task');
+      return;
+    elsif v_status = 'completed' then
+      outcome := 'already_completed';
+    else
+      outcome := 'too_late';
+      perform baton._note_too_late(
+        complete_task.run_id, complete_task.step_slug, complete_task.task_index, v_status, 'complete_task', v_now
+      );
+    end if;
+  end if;
+  perform baton._drop_task_message(
+    complete_task.run_id, complete_task.step_slug, complete_task.task_index, v_message, v_now
   );
-  outcome := v_answer.outcome;
-  step_ended := v_answer.step_ended;
 end;
 $$;
 
@@ -254,7 +251,7 @@ begin
     )
     order by c.message_id, i.nth
   loop
-    v_answer := baton._complete_task(
+    v_answer := baton.complete_task(
       complete_tasks.run_id, v_item.step_slug, v_item.task_index, v_item.attempt, v_item.output, v_item.message_id,
       v_item.delivery
     );
