@@ -36,7 +36,7 @@ create table baton.runs (
   pruned_at timestamptz,
   constraint runs_pkey primary key (run_id),
   constraint runs_status_check check (
-    status = any ('{pending, running, suspended, completed, failed, cancelled}'::text[])
+    status = any('{pending, running, suspended, completed, failed, cancelled}'::text[])
   )
 ) with (
   fillfactor = 70,

@@ -62,8 +62,9 @@ stable
 begin atomic
   select
     case
-      when (_check_fence.run).replay_ended
-        or (_check_fence.run).replay_epoch is distinct from _check_fence.replay_epoch
+      when (
+        (_check_fence.run).replay_epoch = _check_fence.replay_epoch and not (_check_fence.run).replay_ended
+      ) is not true
         then baton._raise(
             'superseded', quote_literal((_check_fence.run).run_id), coalesce(_check_fence.replay_epoch::text, 'null')
           )

@@ -11,8 +11,8 @@ create table baton.steps (
   max_attempts integer default 3 not null,
   created_seq bigint not null,
   constraint steps_pkey primary key (run_id, step_slug),
-  constraint steps_status_check check (status = any ('{created, completed, failed, skipped, cancelled}'::text[])),
-  constraint steps_on_exhausted_check check (on_exhausted = any ('{fail_step, skip_step}'::text[]))
+  constraint steps_status_check check (status = any('{created, completed, failed, skipped, cancelled}'::text[])),
+  constraint steps_on_exhausted_check check (on_exhausted = any('{fail_step, skip_step}'::text[]))
 ) with (fillfactor = 80);
 
 create table baton.tasks (
@@ -32,7 +32,7 @@ create table baton.tasks (
   input jsonb,
   constraint tasks_pkey primary key (run_id, step_slug, task_index),
   constraint tasks_status_check check (
-    status = any ('{created, started, completed, failed, skipped, cancelled}'::text[])
+    status = any('{created, started, completed, failed, skipped, cancelled}'::text[])
   )
 ) with (fillfactor = 80);
 
