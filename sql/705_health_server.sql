@@ -8,7 +8,7 @@ stable
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  finding := 'read only';
+  finding := 'read_only';
   subject := current_database()::text;
   severity := 'critical';
   if pg_is_in_recovery() then
@@ -45,7 +45,7 @@ begin
   where a.backend_xmin is not null and a.datname = current_database() and a.xact_start is not null
   order by a.xact_start
   limit 1;
-  finding := 'oldest snapshot';
+  finding := 'oldest_snapshot';
   severity := case when v_oldest.age > interval '10 minutes' then 'warning' else 'ok' end;
   detail := 'the oldest transaction is ' || coalesce(date_trunc('second', v_oldest.age)::text, '00:00:00') || ' old';
   if severity = 'warning' then
@@ -57,7 +57,7 @@ begin
   end if;
   return next;
 
-  finding := 'dead rows';
+  finding := 'dead_rows';
   for subject, detail in
     select s.relname::text, format('about %s dead rows beside %s live ones (estimates)', s.n_dead_tup, s.n_live_tup)
     from pg_stat_user_tables as s

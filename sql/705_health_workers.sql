@@ -44,7 +44,7 @@ begin
       return next;
     end if;
     if v_function.deaf > 0 then
-      finding := 'no cancellation';
+      finding := 'no_cancellation';
       detail := format(
         '%s of %s workers run bodies, with control off: nobody asks these to stop', v_function.deaf, v_function.healthy
       );

@@ -23,19 +23,19 @@ begin
     advice := case
       when baton._cron_version() is null then 'call baton.tick() every few seconds'
       when v_job_ids is null then 'select * from baton.schedule()'
-      else 'its job begins within a minute of schedule(); if it does not, see the finding cron job'
+      else 'its job begins within a minute of schedule(); if it does not, see the finding cron_job'
     end;
   end if;
   return next;
 
-  finding := 'tick part';
+  finding := 'tick_part';
   severity := 'warning';
   for subject, detail in select e.key, e.value from jsonb_each_text(v_state.last_tick_errors) as e loop
     advice := 'the other parts go on; mend the cause';
     return next;
   end loop;
 
-  finding := 'cron job';
+  finding := 'cron_job';
   subject := null;
   advice := null;
   if v_job_ids is null then
@@ -254,7 +254,7 @@ begin
     subject := v_queue.queue_name;
     if v_queue.oldest_ready_age > interval '1 minute' then
       severity := 'warning';
-      finding := 'oldest ready message';
+      finding := 'oldest_ready_message';
       detail := format(
         '%s messages are due, the oldest for %s', v_queue.ready, date_trunc('second', v_queue.oldest_ready_age)
       );
@@ -263,7 +263,7 @@ begin
     end if;
     if v_queue.dead > 0 then
       severity := 'warning';
-      finding := 'dead letters';
+      finding := 'dead_letters';
       detail := v_queue.dead || ' messages';
       advice := 'read baton.dead_letters, mend the cause, redrive';
       return next;
@@ -278,7 +278,7 @@ begin
     order by m.queue_name
   loop
     severity := 'warning';
-    finding := 'claimed often';
+    finding := 'claimed_often';
     subject := v_queue.queue_name;
     detail := format('%s messages were claimed up to %s times without a grant or a start', v_queue.n, v_queue.lapses);
     advice := 'the workers claim and die, or claim and do not begin: look at their logs';
@@ -307,7 +307,7 @@ begin
     limit 20
   loop
     severity := 'warning';
-    finding := 'long replay';
+    finding := 'long_replay';
     advice := 'if its worker hangs: release_replay(...)';
     return next;
   end loop;
@@ -321,7 +321,7 @@ begin
       when (select s.recovery from baton.settings as s where s.singleton) then 'warning'
       else 'critical'
     end;
-    finding := 'wedged runs';
+    finding := 'wedged_runs';
     subject := null;
     advice := 'the next tick wakes them; with settings.recovery off: select * from baton.recover_runs()';
     return next;

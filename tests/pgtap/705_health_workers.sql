@@ -14,7 +14,7 @@ end;
 select baton.register_worker_function(f.name, start_mode => 'process') from unnest(array['a', 'b']) as f (name) \g /dev/null
 select baton.register_worker(baton_test.worker(n), case when n < 4 then 'a' else 'b' end) from generate_series(1, 4) as n \g /dev/null
 select is(baton_test.findings('polling'), null, 'health: workers that run no bodies need not hear anything');
-select is(baton_test.findings('no cancellation'), null, 'health: nor ask');
+select is(baton_test.findings('no_cancellation'), null, 'health: nor ask');
 
 -- Polling
 
@@ -39,23 +39,23 @@ select matches(baton_test.findings('polling'), '1 of 2 workers', 'health: (heard
 -- Off
 
 select m as m, d as d, e as e from baton_test.made('r', worker_id => baton_test.worker(3)) \gset
-select is(baton_test.findings('no cancellation'), null, 'health: off, and nothing is started yet');
+select is(baton_test.findings('no_cancellation'), null, 'health: off, and nothing is started yet');
 select baton_test.dispatch('r', :e), baton_test.finish('r', :e) \g /dev/null
 select is(
-  baton_test.findings('no cancellation'), 'warning: a 1 of 2 workers run bodies, with control off: nobody asks these to stop',
+  baton_test.findings('no_cancellation'), 'warning: a 1 of 2 workers run bodies, with control off: nobody asks these to stop',
   'health: off, with a body that runs'
 );
 select baton_test.beat(3, 'listening') \g /dev/null
-select is(baton_test.findings('no cancellation'), null, 'health: not with one that hears');
+select is(baton_test.findings('no_cancellation'), null, 'health: not with one that hears');
 select baton_test.beat(3, 'off'), baton_test.beat(4, 'polling') \g /dev/null
 select is(
   (select string_agg(concat_ws(' ', h.subject, h.finding), ', ' order by h.subject, h.finding) from baton.health() as h
-    where h.finding in ('polling', 'no cancellation')),
-  'a no cancellation, a polling, b polling', 'health: each function by itself'
+    where h.finding in ('polling', 'no_cancellation')),
+  'a no_cancellation, a polling, b polling', 'health: each function by itself'
 );
 select baton_test.beat(1, 'listening'), baton_test.beat(4, 'listening') \g /dev/null
 select baton_test.complete('r', :m, :d) \g /dev/null
 select is(baton_test.findings('polling'), null, 'health: nobody polls any more');
-select is(baton_test.findings('no cancellation'), null, 'health: and no body runs');
+select is(baton_test.findings('no_cancellation'), null, 'health: and no body runs');
 select * from finish();
 rollback;

@@ -15,7 +15,7 @@ end;
 -- The clock, without pg_cron
 select is(baton_test.health('tick'), 'critical: tick() never ran', 'health: nothing has ticked yet');
 select is(
-  baton_test.health('cron job'), 'warning: pg_cron is not in this database', 'health: nor is pg_cron there to do it'
+  baton_test.health('cron_job'), 'warning: pg_cron is not in this database', 'health: nor is pg_cron there to do it'
 );
 select is(
   (select h.advice from baton.health() as h where h.finding = 'tick'),
@@ -24,7 +24,7 @@ select is(
 select baton.tick() \g /dev/null
 select is(baton_test.health('tick'), 'ok: last tick 00:00:00 ago', 'health: a tick');
 select is(
-  baton_test.health('cron job'), 'ok: pg_cron is not in this database; something else ticks',
+  baton_test.health('cron_job'), 'ok: pg_cron is not in this database; something else ticks',
   'health: anything may call it'
 );
 select is((select h.advice from baton.health() as h where h.finding = 'tick'), null, 'health: then there is nothing to do');
@@ -36,11 +36,11 @@ select baton.tick() \g /dev/null
 update baton.state set last_tick_errors = '{"responses": "permission denied", "queue_marks": "x"}';
 select is(
   (select string_agg(concat_ws(' ', h.severity, h.subject, h.detail), '; ' order by h.subject)
-    from baton.health() as h where h.finding = 'tick part'),
+    from baton.health() as h where h.finding = 'tick_part'),
   'warning queue_marks x; warning responses permission denied', 'health: parts of the tick that failed'
 );
 select baton.tick() \g /dev/null
-select is(baton_test.health('tick part'), 'nothing', 'health: until they don''t');
+select is(baton_test.health('tick_part'), 'nothing', 'health: until they don''t');
 
 -- The outbox
 select is(
@@ -229,9 +229,9 @@ select set_config('application_name', 'psql', true), pg_stat_clear_snapshot() \g
 delete from pg_extension where extname = 'pg_net';
 update baton.settings set transport = 'outbox';
 select baton.tick() \g /dev/null
-select is(baton_test.health('cron job'), 'ok: pg_cron has no job of schedule(); something else ticks', 'health: no job');
+select is(baton_test.health('cron_job'), 'ok: pg_cron has no job of schedule(); something else ticks', 'health: no job');
 select baton_test.advance('1 hour') \g /dev/null
-select is(baton_test.health('cron job'), 'warning: pg_cron has no job of schedule()', 'health: and nothing else ticks');
+select is(baton_test.health('cron_job'), 'warning: pg_cron has no job of schedule()', 'health: and nothing else ticks');
 select is(
   (select h.advice from baton.health() as h where h.finding = 'tick'), 'select * from baton.schedule()',
   'health: what to do about it with pg_cron'
@@ -239,7 +239,7 @@ select is(
 select baton.schedule() \g /dev/null
 select is(
   (select h.advice from baton.health() as h where h.finding = 'tick'),
-  'its job begins within a minute of schedule(); if it does not, see the finding cron job',
+  'its job begins within a minute of schedule(); if it does not, see the finding cron_job',
   'health: and when that is done'
 );
 select j.jobid as job from cron.job as j \gset
@@ -250,7 +250,7 @@ as $$
 begin
   perform set_config('application_name', case when with_scheduler.running then 'pg_cron scheduler' else 'psql' end, true);
   perform pg_stat_clear_snapshot();
-  return baton_test.health('cron job');
+  return baton_test.health('cron_job');
 end;
 $$;
 select is(baton_test.with_scheduler(true), 'ok: no run yet', 'health: a job');

@@ -41,7 +41,7 @@ def test_one_job_changed_in_place_and_taken_away(cron):
     assert cron.execute("select jobid from cron.job").fetchall() == [(job_id,)]
 
     cron.execute("update cron.job set active = false")
-    assert [h.severity for h in call(cron, "health") if h.finding == "cron job"] == ["critical"]
+    assert [h.severity for h in call(cron, "health") if h.finding == "cron_job"] == ["critical"]
     assert one(cron, "schedule").outcome == "scheduled"
     assert [j.active for j in jobs(cron)] == [True]
 

@@ -17,15 +17,15 @@ def test_a_transaction_that_holds_back_vacuum_is_found_while_it_is_open(clock_db
     reader.execute("select 1")
     began = reader.execute("select transaction_timestamp() as at").fetchone().at
     conn.execute("select baton_test.set_clock(%s::timestamptz + interval '10 minutes')", (began,))
-    [well] = findings(conn, "oldest snapshot")
+    [well] = findings(conn, "oldest_snapshot")
     assert (well.severity, well.detail, well.subject, well.advice) == (
         "ok", "the oldest transaction is 00:10:00 old", None, None)
     conn.execute("select baton_test.advance('1 second')")
-    [old] = findings(conn, "oldest snapshot")
+    [old] = findings(conn, "oldest_snapshot")
     assert (old.severity, old.detail) == ("warning", "the oldest transaction is 00:10:01 old")
     assert old.subject == f"pid {reader.info.backend_pid}" and "end it" in old.advice
     reader.execute("rollback")
-    assert old.subject not in [h.subject for h in findings(conn, "oldest snapshot")]
+    assert old.subject not in [h.subject for h in findings(conn, "oldest_snapshot")]
 
 
 def test_an_owner_who_cannot_see_the_transactions_of_others_is_told(db, conn):
@@ -37,7 +37,7 @@ def test_an_owner_who_cannot_see_the_transactions_of_others_is_told(db, conn):
 
         def look():
             conn.execute("set role blind_owner")
-            [found] = [h for h in call(conn, "_health_vacuum") if h.finding == "oldest snapshot"]
+            [found] = [h for h in call(conn, "_health_vacuum") if h.finding == "oldest_snapshot"]
             conn.execute("reset role")
             return found
 
@@ -69,49 +69,49 @@ def test_a_table_that_is_mostly_dead_rows_is_found_until_it_is_vacuumed(conn):
     add(11_500)
     remove(10_000)
     settle(10_000, 1500)
-    assert findings(conn, "dead rows") == [], "10,000 are not many"
+    assert findings(conn, "dead_rows") == [], "10,000 are not many"
     remove(1)
     settle(10_001, 1499)
-    [found] = findings(conn, "dead rows")
+    [found] = findings(conn, "dead_rows")
     assert (found.severity, found.subject, found.detail) == (
         "warning", "messages", "about 10001 dead rows beside 1499 live ones (estimates)")
     add(502)
     settle(10_001, 2001)
-    assert findings(conn, "dead rows") == [], "a fifth lives"
+    assert findings(conn, "dead_rows") == [], "a fifth lives"
     remove(1)
     settle(10_002, 2000)
-    assert len(findings(conn, "dead rows")) == 1
+    assert len(findings(conn, "dead_rows")) == 1
     conn.execute("vacuum baton.messages")
     settle(0, 2000)
-    assert findings(conn, "dead rows") == []
+    assert findings(conn, "dead_rows") == []
 
 
 def test_a_database_that_takes_no_writes_is_found(db, conn):
     conn.execute(f"alter database {db.name} set default_transaction_read_only = on")
-    [found] = findings(db.connect(), "read only")
+    [found] = findings(db.connect(), "read_only")
     assert found.severity == "critical" and "25006" in found.detail and "reset" in found.advice
     conn.execute(f"alter database {db.name} reset default_transaction_read_only")
-    assert findings(db.connect(), "read only") == []
+    assert findings(db.connect(), "read_only") == []
 
 
 def test_one_who_only_looks_is_no_finding(db):
-    assert findings(db.connect(options="-c default_transaction_read_only=on"), "read only") == []
+    assert findings(db.connect(options="-c default_transaction_read_only=on"), "read_only") == []
     conn = db.connect()
     conn.execute("begin read only")
-    assert findings(conn, "read only") == []
+    assert findings(conn, "read_only") == []
     conn.execute("rollback")
 
 
 def test_a_standby_is_found(make_cluster, make_database):
     cluster = make_cluster()
     db = make_database(cluster)
-    assert findings(db.connect(), "read only") == []
+    assert findings(db.connect(), "read_only") == []
     db.close()
     cluster.stop()
     signal = Path(cluster.datadir, "standby.signal")
     signal.touch()
     signal.chmod(0o666)
     cluster.start()
-    [found] = findings(db.connect(), "read only")
+    [found] = findings(db.connect(), "read_only")
     assert found.severity == "critical" and "standby" in found.detail and found.advice == "connect to the primary"
     assert call(db.connect(), "metrics")

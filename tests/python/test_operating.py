@@ -221,7 +221,7 @@ def test_10_why_is_everything_slow(operator, db, night):
     waiter.start("select * from baton.signal_run('r', 'y')")
     wait_blocked(night, waiter, holder)
     [findings] = operator.ask(10)
-    assert [(row.finding, row.subject) for row in findings] == [("long replay", "r")]
+    assert [(row.finding, row.subject) for row in findings] == [("long_replay", "r")]
     [[waiting]] = operator.ask(10)
     assert (waiting.pid, waiting.application_name, waiting.blocked_by) == (waiter.pid, "waiter", [holder.pid])
     night.execute("select pg_terminate_backend(%s)", (holder.pid,))

@@ -31,7 +31,7 @@ def test_nothing_fails_and_health_tells(conn):
 
     told = {row.finding: row.detail for row in call(conn, "health")}
     assert told["transport"].endswith(f"pg_net can't be used: role {OWNER} has no USAGE on schema net")
-    assert told["cron job"].startswith(f"pg_cron can't be used: role {OWNER} has no USAGE on schema cron")
+    assert told["cron_job"].startswith(f"pg_cron can't be used: role {OWNER} has no USAGE on schema cron")
 
     conn.execute("update baton.settings set transport = 'pg_net'")
     told = {row.finding: row.detail for row in call(conn, "health")}

@@ -96,7 +96,7 @@ CALLS = {
     "fail": "fail({m}, {d}, 'no')",
     "redrive": "redrive(array[{m}])",
     "remove_messages": "remove_messages(array[{m}])",
-    "dead letters": "_bury_messages(baton._now())",
+    "dead_letters": "_bury_messages(baton._now())",
     "queue marks": "_move_marks(baton._now())",
 }
 
@@ -119,7 +119,7 @@ def test_a_plan_that_was_cached_while_the_tables_were_tiny_does_not_read_big_one
             m, d = conn.execute("select message_id, delivery from baton.claim('held')").fetchone()
         if verb == "redrive":
             conn.execute("select baton.fail(%s, %s, 'no', final => true)", (m, d))
-        if verb == "dead letters":
+        if verb == "dead_letters":
             conn.execute("update baton.settings set max_lapses = 1")
             conn.execute("select baton_test.advance('30 seconds')")
         statement = "explain (analyze, buffers, timing off, format json) select * from baton." + CALLS[verb]

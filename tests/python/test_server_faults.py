@@ -178,7 +178,7 @@ def test_read_only_what_writes_answers_with_25006_alone_and_what_reads_goes_on(r
     assert {verb for verb, _ in verbs} - refused - READS - NOTHING_TO_DO == set()
     assert refused & READS == set()
     assert one(conn, "get_run", run_id="r").status == "running" and len(call(conn, "read_events", run_id="r")) == 2
-    assert [row.severity for row in call(conn, "health") if row.finding == "read only"] == ["critical"]
+    assert [row.severity for row in call(conn, "health") if row.finding == "read_only"] == ["critical"]
     for view in conn.execute("select viewname from pg_views where schemaname = 'baton'").fetchall():
         conn.execute(f"select * from baton.{view.viewname}").fetchall()
 

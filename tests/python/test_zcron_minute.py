@@ -27,6 +27,6 @@ def test_pg_cron_ticks_through_a_whole_minute():
     runs = dict(conn.execute("select status, count(*) from cron.job_run_details group by status").fetchall())
     assert "failed" not in runs
     severities = {h.finding: h.severity for h in call(conn, "health")}
-    assert (severities["tick"], severities["cron job"]) == ("ok", "ok")
+    assert (severities["tick"], severities["cron_job"]) == ("ok", "ok")
     log = Path(minute.cluster.log).read_text()
     assert not re.findall("ERROR: .*", log)
