@@ -115,6 +115,53 @@ def test_a_start_of_what_runs_elsewhere_is_noticed(audit, notes, between, until,
     assert wrong(audit) == ({"second starts": 1} if "wrong" in expected else {})
 
 
+def grant(epoch, asked, worker="w", committed=True):
+    return {"what": "granted", "at": asked + 0.1, "asked": asked, "worker": worker, "run_id": "r", "epoch": epoch,
+            "receipt": [1, epoch], "backend": 1000 + epoch, "is_committed": committed}
+
+
+def write(epoch, asked, worker="w"):
+    return {"what": "wrote", "at": asked + 0.1, "asked": asked, "worker": worker, "run_id": "r", "epoch": epoch, "verb": "v"}
+
+
+@pytest.mark.parametrize("lines, wrongs", [
+    ([grant(7, 100), write(7, 101), grant(8, 102, "x"), write(8, 103, "x")], 0),
+    ([grant(7, 100), grant(8, 102, "x"), write(7, 103)], 1),
+    ([grant(7, 100), grant(8, 102, "x"), write(7, 102)], 0),
+    ([grant(7, 100), grant(8, 102, "x", committed=False), write(7, 103)], 0),
+    ([grant(7, 100), write(7, 101, "x")], 1),
+    ([write(7, 101)], 1),
+], ids=["in turn", "after a later grant", "while the other is granted", "after one that may be rolled back", "another worker",
+        "granted to nobody"])
+def test_writes_that_the_fence_should_have_refused_are_noticed(audit, notes, lines, wrongs):
+    soak_checks.fence(notes(*lines), audit)
+    assert len(audit.wrong.cases["fence"]) == wrongs
+
+
+def disconnection(second, pid):
+    return (f"2026-01-01 00:00:{second:02}.000 UTC [{pid}] w@soak LOG:  disconnection: session time: 0:00:01.000 user=w"
+            " database=soak host=[local]\n")
+
+
+@pytest.mark.parametrize("until, log, others, wrongs", [
+    (30, "", [], 1), (20, "", [], 0), (None, "", [], 1), (30, disconnection(15, 1007), [], 0),
+    (30, disconnection(15, 1008), [], 1), (30, disconnection(25, 1007), [], 1), (30, disconnection(5, 1007), [], 1),
+    (30, "", [{"what": "server stopped", "at": 15}, {"what": "server started", "at": 16}], 0),
+], ids=["while it is held", "its claim ran out", "no claim is known", "its connection ended", "another one ended",
+        "it ended later", "one of that number ended before", "the server was down"])
+def test_a_replay_that_is_lost_while_it_is_held_is_noticed(audit, notes, tmp_path, until, log, others, wrongs):
+    def at(second):
+        return START.timestamp() + second
+
+    file = tmp_path / "server.log"
+    file.write_text(log)
+    claims = [{"what": "claims", "at": at(9), "worker": "w", "receipt": [1, 7], "until": at(until)}] if until else []
+    found = notes(*claims, grant(7, at(10)), *({**line, "at": at(line["at"])} for line in others))
+    audit.lost_replays = [("r", 7, at(20)), ("r", 6, at(10))]  # of the other one nobody has heard
+    soak_checks.lost_replays(found, audit, soak_checks.disconnected(file))
+    assert len(audit.wrong.cases["replays"]) == wrongs
+
+
 def test_bodies_that_nobody_started_or_that_ran_twice_for_one_attempt_are_noticed(audit, notes):
     audit.starts[TASK] = [("task_started", 1, 100, (1, 11))]
     assert soak_checks.bodies(notes(begins(100)), audit) == 1 and wrong(audit) == {}

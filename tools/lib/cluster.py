@@ -81,7 +81,7 @@ def find_bindir(version: str | None = None) -> str:
     """
     version = version or os.environ.get("PG") or None
     if version and "/" in version:
-        return version
+        return os.path.abspath(version)
     system = _candidates()
     if version:
         for bindir in system:

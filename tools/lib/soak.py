@@ -22,7 +22,8 @@ ROLES = [("soak_client", "client"), ("soak_worker", "worker"), ("soak_sender", "
 OPEN_RUNS = 20
 SETTLING = 90  # seconds that the last runs may take, once nothing is hurt any more
 SERVER = {"fsync": "on", "full_page_writes": "on", "checkpoint_timeout": "30s", "autovacuum_naptime": "5s",
-          "max_connections": "100"}
+          "max_connections": "100",
+          "log_disconnections": "on"}
 SETUP = f"""
 update baton.settings set transport = 'outbox', visibility = '{VISIBILITY} s', backoff_base = '200 ms', backoff_max = '2 s',
   silent_worker_timeout = '30 s';
@@ -62,7 +63,7 @@ class Soak:
         self.load = Load(seed, OPEN_RUNS)
         self.audit = Audit(self.load, self.caller("postgres"))
         self.platform = Platform(cluster, self.dsn, folder, port)
-        self.chaos = Chaos(self.platform, seed, self.load.over, Caller(cluster.dsn("postgres")))
+        self.chaos = Chaos(self.platform, seed, self.load.over, Caller(cluster.dsn("postgres")), self.caller("postgres"))
 
     def dsn(self, role):
         return self.cluster.dsn("soak", role)
@@ -86,6 +87,7 @@ class Soak:
                     self.stage.say(f"{clock():6.1f} s  {self.line()}")
                 load.over.set()
                 self.watch(parts, 60, all_of_them=True)
+                self.remove_what_is_left(beside)
                 settled = clock() + SETTLING
                 while len(load.ended) < len(load.started) and clock() < settled:
                     self.platform.keep()
@@ -107,6 +109,13 @@ class Soak:
             part.result()
         if all_of_them and going:
             raise RuntimeError("a part of the load does not end: " + str(going))
+
+    def remove_what_is_left(self, beside):
+        """Nobody connects any more, and no signal wakes anything: tick's recovery is all that brings the runs on."""
+        for _ in range(5):
+            self.platform.keep()
+            self.chaos.remove_messages(1)
+            self.watch(beside, 1)
 
     def until_empty(self, seconds):
         """What is left in the queues when the last run has ended goes at the next claims."""
@@ -138,9 +147,8 @@ class Soak:
                                       for key in re.findall(r'handled \{"key": "([^"]+)"', file.read_text()))
         for key in load.messages - handled.keys():
             audit.wrong.note("handled", key)
-        for epoch, workers in notes.writers.items():
-            if len(workers) > 1:
-                audit.wrong.note("writers", f"under epoch {epoch} wrote {workers}")
+        soak_checks.fence(notes, audit)
+        soak_checks.lost_replays(notes, audit, soak_checks.disconnected(self.cluster.log))
         why = soak_checks.second_starts(notes, audit)
         ran = soak_checks.bodies(notes, audit)
         stopped, worst = soak_checks.late(notes, audit)
@@ -176,7 +184,13 @@ class Soak:
         none("gaps", "logs with gaps, or whose times go back")
         none("fold", "runs whose log does not fold to their steps and tasks")
         none("once", "runs that log an end or a start twice, or none")
-        none("writers", "epochs with more than one writer")
+        none("writers", "logs in which epochs mix")
+        none("fence", "writes under an epoch that was another one's, or after a later one was granted")
+        none("replays", "replays that were lost while they were held")
+        late = provoked["a replay that was superseded"]
+        stage.check("replays that came too late, and were refused", "some", late, ok=late > 0)
+        recovered = audit.incidents["run_recovered"]
+        stage.check("runs that recovery brought on", "some", recovered, ok=recovered > 0)
         none("signals", "signals that are not once in their log")
         stage.check("bodies that ran", "some", ran, ok=ran > 0)
         none("bodies", "bodies that nobody started, or twice for one attempt")

@@ -48,6 +48,7 @@ class Audit:
         self.starts = {}  # (run, step, index): the task's events but its end, (type, attempt, at, receipt)
         self.ends = {}  # (run, step or None): when it ended, if not by its own tasks
         self.incidents, self.last_incident = collections.Counter(), 0
+        self.lost_replays = []  # (run, epoch, when)
         self.sizes = collections.Counter()
         self.events = self.completions = 0
 
@@ -57,9 +58,11 @@ class Audit:
             if row.run_id not in self.load.ended:
                 self.look_at(row, self.observer.rows(EVENTS, row.run_id))
                 self.load.ended[row.run_id] = row.status
-        for row in self.observer.rows("select incident_id, kind from baton.incidents where incident_id > %s"
-                                      " order by incident_id", self.last_incident):
+        for row in self.observer.rows("select incident_id, kind, run_id, at, detail from baton.incidents"
+                                      " where incident_id > %s order by incident_id", self.last_incident):
             self.incidents[row.kind] += 1
+            if row.kind == "replay_lost":
+                self.lost_replays.append((row.run_id, row.detail["replay_epoch"], row.at.timestamp()))
             self.last_incident = row.incident_id
         for row in self.observer.rows(SIZES):
             self.sizes[row.relname] = max(self.sizes[row.relname], row.size)

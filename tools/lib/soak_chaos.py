@@ -1,4 +1,5 @@
-"""What goes wrong in the soak: processes are killed, stopped and sent home, connections end, the server crashes."""
+"""What goes wrong in the soak: processes are killed, stopped, also in the middle of a replay, and sent home, connections
+end, messages of runs are removed by hand, the server crashes."""
 import json
 import os
 import random
@@ -13,7 +14,17 @@ from cluster import clean_environ
 ROOT = Path(__file__).resolve().parents[2]
 VISIBILITY = 3  # seconds that a claim lasts unextended
 WORKERS, SLOTS = 4, 5
-ACTIONS = {"kill": 4, "send home": 4, "stop": 3, "end a connection": 12, "crash": 2}
+ACTIONS = {"kill": 4, "send home": 4, "stop": 3, "stop in a replay": 3, "end a connection": 12, "remove messages": 4, "crash": 2}
+PURGE = """
+delete from baton.messages as m
+using (
+  select k.message_id from baton.messages as k
+  where k.queue_name = 'soak' and k.run_id is not null and k.claimed_at is null and random() < %s
+  order by k.message_id for update skip locked
+) as u
+where m.message_id = u.message_id
+returning m.run_id, m.dedupe_key
+"""
 TOKEN = "soak-token"
 
 
@@ -21,10 +32,11 @@ class Child:
     def __init__(self, kind, name, folder, command, environment):
         self.kind, self.name, self.log = kind, name, Path(folder, f"{name}.log")
         self.signals, self.resumes_at, self.to_be_gone_at = [], None, None
+        self.trap, self.is_trapped = Path(folder, f"{name}.trap"), False
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *map(str, command)], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env={**clean_environ(), "NO_PROXY": "127.0.0.1", **environment})
+                env={**clean_environ(), "NO_PROXY": "127.0.0.1", "SOAK_NAME": name, "SOAK_TRAP": str(self.trap), **environment})
 
     @property
     def lives(self):
@@ -72,6 +84,9 @@ class Platform:
                 child.resumes_at = None
                 self.note("continued", worker=child.name)
                 child.send(signal.SIGCONT)
+            elif child.is_trapped and not child.trap.exists():
+                child.is_trapped = False
+                child.resumes_at = time.monotonic() + random.uniform(1.3, 2.5) * VISIBILITY
             elif child.to_be_gone_at and time.monotonic() > child.to_be_gone_at:
                 self.unexpected.append(f"{child.name} was still there 30 s after SIGTERM\n{child.tail()}")
                 child.send(signal.SIGKILL)
@@ -79,7 +94,7 @@ class Platform:
             for _ in range(count - sum(child.kind == kind for child in self.children) if not self.closing else 0):
                 self.number += 1
                 name = f"{kind}-{self.number}"
-                self.children.append(Child(kind, name, self.folder, command, {**environment, "SOAK_NAME": name}))
+                self.children.append(Child(kind, name, self.folder, command, environment))
                 self.note("began", worker=name, pid=self.children[-1].process.pid)
 
     def look_at_end(self, child):
@@ -119,8 +134,8 @@ class Platform:
 
 
 class Chaos:
-    def __init__(self, platform, seed, over, admin):
-        self.platform, self.over, self.admin = platform, over, admin
+    def __init__(self, platform, seed, over, admin, owner):
+        self.platform, self.over, self.admin, self.owner = platform, over, admin, owner
         self.rng, self.counts, self.crashed_at = random.Random(f"{seed} chaos"), dict.fromkeys(ACTIONS, 0), None
 
     def run(self):
@@ -152,13 +167,30 @@ class Chaos:
 
     def stop(self):
         """For less, or for longer, than a claim lasts; half of the workers at the most."""
-        if sum(bool(child.resumes_at) for child in self.platform.children) >= WORKERS / 2:
+        if self.many_are_stopped():
             return None
         if child := self.platform.some(self.rng, "worker", "web"):
             self.platform.note("stopped", worker=child.name)
             child.resumes_at = time.monotonic() + self.rng.uniform(0.5, 2.5) * VISIBILITY
             child.send(signal.SIGSTOP)
         return child
+
+    def stop_in_a_replay(self):
+        """For longer than a claim lasts, so that who goes on then comes too late."""
+        child = None if self.many_are_stopped() else self.platform.some(self.rng, "worker")
+        if child:
+            child.trap.touch()
+            child.is_trapped = True
+        return child
+
+    def many_are_stopped(self):
+        return sum(bool(child.resumes_at or child.is_trapped) for child in self.platform.children) >= WORKERS / 2
+
+    def remove_messages(self, share=0.5):
+        """Messages of runs that nobody has claimed. What they would have brought on, recovery does."""
+        rows = self.owner.rows(PURGE, share)
+        self.platform.note("removed", messages=[(row.run_id, row.dedupe_key) for row in rows])
+        return rows
 
     def end_a_connection(self):
         rows = self.admin.rows(

@@ -3,8 +3,10 @@ import bisect
 import collections
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 
+SLACK = 2  # seconds after which the server has surely written that a connection has ended
 LATE = 3  # seconds after its end in which a body must have stopped
 TABLES_MB = 20  # all tables with their indexes, at their largest
 
@@ -24,7 +26,7 @@ class Notes:
     def __init__(self, file):
         self.bodies = collections.defaultdict(dict)  # (run, step, index): {attempt: what is known of the body}
         self.until = {}  # receipt: how long its claim lasts, as far as a worker was told
-        self.writers = collections.defaultdict(set)  # epoch: workers
+        self.grants, self.writes = {}, []  # epoch: its grant; what was written under an epoch, and not refused
         self.hurt = collections.defaultdict(list)  # worker: [(from, to, what)]
         self.down, self.twice = [], []  # when the server was; bodies of one attempt that began twice
         with file.open() as lines:
@@ -44,8 +46,10 @@ class Notes:
         elif what == "claims":
             receipt = tuple(note["receipt"])
             self.until[receipt] = max(note["until"], self.until.get(receipt, 0))
-        elif what == "replays":
-            self.writers[note["epoch"]].add(worker)
+        elif what == "granted":
+            self.grants[note["epoch"]] = note
+        elif what == "wrote":
+            self.writes.append(note)
         elif what in ("killed", "terminated", "stopped"):
             self.hurt[worker].append([at, float("inf"), what])
         elif what in ("continued", "ended") and self.hurt[worker]:
@@ -79,6 +83,30 @@ def second_starts(notes, audit):
             worker = notes.bodies[task].get(attempt, {}).get("worker")
             why[notes.what_hurt(worker, at, event[2]) or "its claim had run out"] += 1
     return why
+
+
+def fence(notes, audit):
+    """Each write is that of who was granted its epoch, asked for while no later grant of the run was known to anybody."""
+    granted = collections.defaultdict(list)
+    for grant in notes.grants.values():
+        if grant["is_committed"]:
+            granted[grant["run_id"]].append(grant)
+    for write in notes.writes:
+        own = notes.grants.get(write["epoch"])
+        later = own and [grant for grant in granted[write["run_id"]] if own["at"] < grant["asked"] and grant["at"] < write["asked"]]
+        if own is None or own["worker"] != write["worker"] or later:
+            audit.wrong.note("fence", f"{write} under {own}, after {later}", write["run_id"])
+
+
+def lost_replays(notes, audit, disconnected):
+    """A replay is lost only once its claim has run out or its connection has ended, as the server's log says."""
+    for run_id, epoch, at in audit.lost_replays:
+        if not (grant := notes.grants.get(epoch)):  # its answer was lost with its connection
+            continue
+        until = notes.until.get(tuple(grant["receipt"]))
+        ends = disconnected[grant["backend"]] + [begun for begun, _ in notes.down]
+        if until is None or at < until and not any(grant["asked"] <= end <= at + SLACK for end in ends):
+            audit.wrong.note("replays", f"{grant} was held until {until}, and lost at {at}", run_id)
 
 
 def bodies(notes, audit):
@@ -126,6 +154,14 @@ def server_log(path):
             if name is None:
                 others.append(line)
     return seen, others
+
+
+def disconnected(path):
+    """When each backend's connection ended, by the server's log."""
+    ends = collections.defaultdict(list)
+    for at, pid in re.findall(r"^(\S+ \S+) UTC \[(\d+)\] .*LOG:  disconnection:", Path(path).read_text(errors="replace"), re.M):
+        ends[int(pid)].append(datetime.fromisoformat(f"{at}+00:00").timestamp())
+    return ends
 
 
 def left(audit, caller):

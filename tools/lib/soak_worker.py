@@ -2,13 +2,17 @@
 
 Into one file, a line each, by one write, so that a kill cuts nothing off: each start and end of a body with its receipt,
 until when each claim lasts by the answers of claim and extend, and who was granted which epoch and wrote under it.
+
+Where the file SOAK_TRAP lies, a replay that decides removes it and stops this process, as SIGSTOP does.
 """
+import contextlib
 import json
 import os
 import random
 import re
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +25,7 @@ from worker_durable import StepFailed  # noqa: E402
 from worker_runs import Failed  # noqa: E402
 
 NAME = os.environ["SOAK_NAME"]
+TRAP = os.environ["SOAK_TRAP"]
 NOTES = os.open(os.environ["SOAK_NOTES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
@@ -99,6 +104,11 @@ def soak(run):
 
 def decide(run, what):
     time.sleep(random.choice([0, 0, 0.1, 0.5]))  # a look-up; who is stopped in it may come too late
+    if not replay.is_in_transaction:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(TRAP)
+            note("stopped")
+            os.kill(os.getpid(), signal.SIGSTOP)
     return [what, NAME, run.baton.replay_epoch]
 
 
@@ -106,26 +116,30 @@ def decide(run, what):
 
 CLAIMS = {"claim", "extend"}
 WRITES = {"append_event", "create_step", "end_replay", "complete_run", "fail_run"}
+replay = threading.local()  # that of this slot: was it begun in a transaction?
 
 
 class Connection(psycopg.Connection):
     def execute(self, query, params=None, **options):
         is_in_transaction = self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+        asked = time.time()
         cursor = super().execute(query, params, **options)
         found = re.match(r"select \* from baton\.(\w+)", query)
         if found and (row := cursor.fetchone()):
             cursor.scroll(0, "absolute")
-            self.note(found[1], row, params, is_in_transaction)
+            self.note(found[1], row, params, asked, is_in_transaction)
         return cursor
 
-    def note(self, verb, row, params, is_in_transaction):
+    def note(self, verb, row, params, asked, is_in_transaction):
         if verb in CLAIMS and not is_in_transaction and getattr(row, "outcome", "extended") == "extended":
             receipt = (row.message_id, row.delivery) if verb == "claim" else params[:2]
             note("claims", receipt=receipt, until=row.visible_at.timestamp())
         elif verb == "begin_replay" and row.outcome == "granted":
-            note("replays", run_id=row.run_id, epoch=row.replay_epoch, verb=verb)
+            replay.is_in_transaction = is_in_transaction
+            note("granted", run_id=row.run_id, epoch=row.replay_epoch, asked=asked, receipt=params[:2],
+                 backend=self.info.backend_pid, is_committed=not is_in_transaction)
         elif verb in WRITES and row.outcome not in ("terminal", "lost"):
-            note("replays", run_id=params[0], epoch=params[1], verb=verb)
+            note("wrote", run_id=params[0], epoch=params[1], asked=asked, verb=verb)
 
 
 if __name__ == "__main__":
