@@ -1,5 +1,6 @@
 """The server itself fails: it crashes in the middle of load, ends connections, answers read only, and its clock jumps."""
 
+import contextlib
 import random
 import threading
 from collections import Counter
@@ -28,7 +29,8 @@ class Mail:
 
     def __init__(self, dsn):
         self.over, self.all_sent = threading.Event(), threading.Event()
-        self.sent, self.taken, self.signals = [], [], []  # taken: (key, what was done with it), in their order
+        self.sent, self.keys, self.signals = [], {}, []  # keys: of each message id that was claimed
+        self.taken = []  # (message id, what was done with it), in their order
         self.pool = ThreadPoolExecutor(max_workers=3)
         self.parts = [self.pool.submit(part, Caller(dsn)) for part in (self.send, self.take, self.signal)]
 
@@ -44,9 +46,10 @@ class Mail:
     def take(self, caller):
         while not self.all_sent.wait(0.005) or caller.rows("select from baton.messages where queue_name = 'mail'"):
             for row in caller.rows("select * from baton.claim('mail', visibility => '1 s')"):
-                self.taken.append((row.payload, "claimed"))
+                self.keys[row.message_id] = row.payload
+                self.taken.append((row.message_id, "claimed"))
                 answer = caller.one("select * from baton.ack(%s, %s)", row.message_id, row.delivery)
-                self.taken.append((row.payload, answer.outcome))
+                self.taken.append((row.message_id, answer.outcome))
 
     def signal(self, caller):
         while not self.over.wait(0.01):
@@ -62,6 +65,13 @@ class Mail:
                 part.result(30)
 
 
+@pytest.fixture
+def open_shop(tmp_path):
+    """open_shop(db) -> a DurableShop, whose processes end with the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda db: stack.enter_context(contextlib.closing(DurableShop(db, tmp_path)))
+
+
 def crash(cluster, rng):
     cluster.restart("immediate")
 
@@ -75,12 +85,12 @@ def end_connections(cluster, rng):
 
 
 @pytest.mark.parametrize("trouble", [crash, end_connections])
-def test_in_the_middle_of_load_nothing_is_lost_that_was_answered(make_cluster, make_database, tmp_path, trouble):
+def test_in_the_middle_of_load_nothing_is_lost_that_was_answered(make_cluster, make_database, open_shop, trouble):
     cluster, rng = make_cluster(settings={"fsync": "on"}), random.Random(7)
     db = make_database(cluster)
     server_log = ServerLog(cluster.log)
     server_log.databases.append(db.name)
-    shop = DurableShop(db, tmp_path)
+    shop = open_shop(db)
     start(shop.conn, "listens", "nobody")
     for number in range(3):
         shop.start("fan", list(range(20)), f"fan {number}")
@@ -96,8 +106,8 @@ def test_in_the_middle_of_load_nothing_is_lost_that_was_answered(make_cluster, m
                                                  " and run_id <> 'listens'").fetchall(), "all runs have ended")
     finally:
         mail.close()
-        for worker in shop.living():
-            worker.signal()
+    for worker in shop.living():
+        worker.signal()
     assert [worker.wait() for worker in shop.workers] == [0, 0], "no worker died of it"
 
     for number in range(3):
@@ -110,11 +120,9 @@ def test_in_the_middle_of_load_nothing_is_lost_that_was_answered(make_cluster, m
     assert len(ends) == 3 * 20 + 3 * 8 and set(ends.values()) == {1}
     assert max(Counter(shop.marks()).values()) == 1, "no attempt ran twice"
 
-    claimed = {key for key, what in mail.taken if what == "claimed"}
-    acked = [(key, what) for key, what in mail.taken if what != "claimed"]
-    assert claimed == set(mail.sent) and {key for key, _ in acked} == claimed
-    last = {key: n for n, (key, _) in enumerate(mail.taken)}
-    assert all(n == last[key] for n, (key, what) in enumerate(mail.taken) if what == "acked"), "came again after its ack"
+    last = {message_id: n for n, (message_id, _) in enumerate(mail.taken)}
+    assert set(mail.keys.values()) == set(mail.sent)
+    assert all(n == last[message_id] for n, (message_id, what) in enumerate(mail.taken) if what == "acked"), "came again"
     signals = [row.correlation_id for row in shop.conn.execute(
         "select correlation_id from baton.events where run_id = 'listens' and type = 'signal_received' order by seq").fetchall()]
     assert signals == mail.signals, "each once, in their order"
@@ -183,9 +191,9 @@ def test_read_only_what_writes_answers_with_25006_alone_and_what_reads_goes_on(r
         conn.execute(f"select * from baton.{view.viewname}").fetchall()
 
 
-def test_a_worker_goes_on_once_the_server_can_be_written_again(db, tmp_path, server_log):
+def test_a_worker_goes_on_once_the_server_can_be_written_again(db, open_shop, server_log):
     """Connections that are open stay as they are; new ones are read only. The worker tries again and again."""
-    shop = DurableShop(db, tmp_path)
+    shop = open_shop(db)
     worker = shop.worker(visibility=1)
     shop.start("gate", "through")
     shop.wait_marks(1)

@@ -68,19 +68,23 @@ def plan(rng):
 
 
 class Caller:
-    """A connection on which every statement is asked until there is an answer: every verb may be asked again."""
+    """A connection on which every statement is asked until there is an answer: every verb may be asked again.
+
+    After a minute without one it gives up.
+    """
 
     def __init__(self, dsn):
         self.dsn, self.db = dsn, None
 
     def rows(self, sql, *arguments):
+        deadline = time.monotonic() + 60
         while True:
             try:
                 if self.db is None or self.db.closed:
                     self.db = psycopg.connect(self.dsn, autocommit=True, row_factory=namedtuple_row, connect_timeout=5)
                 return self.db.execute(sql, arguments).fetchall()
             except psycopg.OperationalError:
-                if self.db and not self.db.closed:
+                if self.db and not self.db.closed or time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
