@@ -185,6 +185,7 @@ def test_no_answer_in_time_is_not_asked_for_twice_while_the_start_goes_on(conn, 
     assert conn.execute(accept, (invocation_id,)).fetchone() == ("accepted",)
     assert not deliveries(conn), "the acceptance takes the delivery away"
     released.set()
+    wait_until(endpoint.ids, "the request is read")
     assert endpoint.ids() == [invocation_id]
 
 
@@ -372,6 +373,7 @@ def test_it_never_waits_longer_than_its_claim(conn, db, endpoint, start_sender):
     register(conn, endpoint.url)
     start(conn)
     program.wait_for("no answer in time, failed")
+    wait_until(endpoint.ids, "the request is read")
     assert len(endpoint.requests) == 1
     released.set()
 

