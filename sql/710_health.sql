@@ -136,7 +136,7 @@ begin
     severity := 'critical';
     detail := 'pg_net''s worker is not running in this database';
     advice := 'select net.worker_restart(), or restart the server';
-  elsif v_library ~ '^(0\.(19|[2-9][0-9])|[1-9])' and v_extension ~ '^0\.(1[0-8]|[0-9])(\.|$)' then
+  elsif v_library ~ '^(0[.](19|[2-9][0-9])|[1-9])' and v_extension ~ '^0[.](1[0-8]|[0-9])([.]|$)' then
     severity := 'critical';
     detail := format('pg_net %s is loaded with the SQL objects of %s: it sends nothing', v_library, v_extension);
     advice := 'alter extension pg_net update; select net.worker_restart()';

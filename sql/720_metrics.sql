@@ -202,7 +202,7 @@ begin
       concat_ws(
         e'\n',
         format('# TYPE %s %s', f.name, f.type),
-        case when f.name like '%\_seconds' then format('# UNIT %s seconds', f.name) end,
+        case when right(f.name, 8) = '_seconds' then format('# UNIT %s seconds', f.name) end,
         format('# HELP %s %s', f.name, f.help),
         (
           select
