@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(34);
+select plan(36);
 
 -- complete_run
 
@@ -61,6 +61,13 @@ select results_eq($$select r.status, r.output, r.error from baton.get_run('c') a
 select is(baton_test.messages('c'), 'keyless 00:00:30 claimed', 'cancel: the holder''s message stays until it asks');
 select results_eq(format('select * from baton.complete_run(''c'', %s, ''1'')', :ce), $$values ('terminal', 'cancelled')$$, 'complete: after a cancellation');
 select is(baton_test.messages('c'), null, 'complete: then the message goes');
+select baton_test.start('c3') \g /dev/null
+select m as cm, d as cd, e as ce from baton_test.replay('c3') \gset
+select baton_test.advance('30 seconds') \g /dev/null
+select count(*) from baton.claim('q', for_run => 'c3') \g /dev/null
+select outcome from baton.cancel_run('c3', 'enough') \g /dev/null
+select results_eq(format('select * from baton.complete_run(''c3'', %s, ''1'')', :ce), $$values ('terminal', 'cancelled')$$, 'complete: once another delivery has the message');
+select is(baton_test.messages('c3'), 'keyless 00:00:30 claimed', 'complete: it is left to that');
 select baton_test.start('c2') \g /dev/null
 select m as cm, d as cd from baton_test.take('c2') \gset
 select baton_test.advance('30 seconds') \g /dev/null

@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(62);
+select plan(66);
 
 -- Granted
 
@@ -55,6 +55,18 @@ select m as tm from baton_test.task_message('a', 't', 0) \gset
 select t.delivery as td from baton._claim('q', null, 10, null, null) as t where t.message_id = :tm \gset
 select is(baton_test.answer(:tm, :td), 'lost', 'begin: a task message is none either');
 select is(baton_test.incidents('lost'), 1::bigint, 'begin: an incident for the receipt that another delivery has taken');
+select is(baton_test.answer(:am, :ad), 'lost', 'begin: while that delivery''s claim lives too');
+select ok((select m.claimed_at is not null and m.delivery <> :ad from baton.messages as m where m.message_id = :am), 'begin: which is left alone');
+select is(baton_test.run('a'), 'running 1/0/0 0/0 held', 'begin: as the replay is');
+
+-- The epoch
+
+select baton_test.start('e') \g /dev/null
+select m as em, d as ed from baton_test.take('e') \gset
+savepoint taken_back;
+select replay_epoch as first_epoch from baton.begin_replay(:em, :ed) \gset
+rollback to savepoint taken_back;
+select isnt((select replay_epoch from baton.begin_replay(:em, :ed)), :first_epoch::bigint, 'begin: an epoch that was rolled back never comes again');
 
 -- Ended or unknown
 

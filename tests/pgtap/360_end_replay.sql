@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(66);
+select plan(70);
 
 -- Ended
 
@@ -27,15 +27,21 @@ select is(baton_test.messages('a'), 'wake 00:00:00', 'end: and a wake is sent fo
 select is(baton_test.run('a'), 'suspended 2/2/1 0/0 wake', 'end: and noted');
 select is(baton_test.finish_replay('a', :ae, 1), 'ended suspended', 'end: again');
 select is(baton_test.messages('a'), 'wake 00:00:00', 'end: there is one');
+select m as am, d as ad, e as ae from baton_test.replay('a') \gset
+select is(baton_test.finish_replay('a', :ae, 2), 'ended suspended', 'end: once that is seen');
+select is(baton_test.finish_replay('a', :ae, 2), 'ended suspended', 'end: repeated');
+select is(baton_test.messages('a'), null, 'end: it wakes nobody');
 
 -- Another epoch, or no receipt
+
+select outcome from baton.wake_run('a') \g /dev/null
 
 select m as am, d as ad, e as a2e from baton_test.replay('a') \gset
 select is(baton_test.finish_replay('a', :ae, 2), 'lost running', 'end: an earlier epoch is lost');
 select is(baton_test.finish_replay('a', null, 2), 'lost running', 'end: none is lost');
 select is(baton_test.finish_replay('a', :ae, 99), 'lost running', 'end: before its position is looked at');
 select is(baton_test.messages('a'), 'keyless 00:00:30 claimed', 'end: whose answer leaves the message alone');
-select is(baton_test.run('a'), 'running 2/2/1 0/0 held', 'end: and the replay');
+select is(baton_test.run('a'), 'running 2/2/2 0/0 held', 'end: and the replay');
 select baton_test.start('never') \g /dev/null
 select is(baton_test.finish_replay('never', null, 1), 'lost pending', 'end: of a run that was never replayed: lost');
 select baton_test.start('t') \g /dev/null
@@ -54,6 +60,10 @@ delete from baton.incidents;
 select is(baton_test.finish_replay('t', :te, null), 'lost running', 'end: lost before its position is looked at');
 select is((select count(*) from baton.incidents as i where i.kind = 'lost' and i.message_id = :tm), 1::bigint, 'end: the incident too');
 select is(baton_test.run('t'), 'running 1/0/0 0/0 held', 'end: and the replay is there to be found lost');
+select baton_test.start('busy') \g /dev/null
+select m as bm, d as bd, e as be from baton_test.replay('busy') \gset
+update baton.messages set claimed_at = null where message_id = :bm; -- as a begin that answered busy does
+select is(baton_test.finish_replay('busy', :be, 1), 'lost running', 'end: a receipt that busy has spent ends nothing');
 
 -- Arguments
 

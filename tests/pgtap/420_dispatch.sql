@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(150);
+select plan(152);
 
 -- Not started: execute up to the limit, the others are sent
 
@@ -284,7 +284,7 @@ update baton.tasks set lapses = 2 where run_id = 'q2' and task_index = 0;
 select baton_test.advance('30 seconds') \g /dev/null
 select m as q2m, d as q2d, e as q2e from baton_test.replay('q2') \gset
 select baton_test.step('q2', :q2e, 't') \g /dev/null
-select is(baton_test.dispatch('q2', :q2e, 3), 'failed s/0#1, execute t/0#1', 'poison: a step that it ends starts nothing, another does');
+select is(baton_test.dispatch('q2', :q2e), 'failed s/0#1, execute t/0#1', 'poison: a step that it ends starts nothing, another does');
 select is((select outcome || ' ' || (last_seq = 8)::text from baton.end_replay('q2', :q2e, 4)), 'again true', 'poison: its event asks for a replay');
 select is(baton_test.messages('q2'), 'keyless 00:00:30 claimed', 'poison: its siblings'' messages go');
 
@@ -314,6 +314,20 @@ select m as q6m, d as q6d, e as q6e from baton_test.replay('q6') \gset
 select is(baton_test.dispatch('q6', :q6e), 'failed s/0#1', 'poison: of a step that may be skipped');
 select is(baton_test.steps('q6'), 's skipped 0/1', 'poison: skips it');
 select is((select baton_test.run('q6')), 'running 5/5/3 held', 'poison: which asks for a replay too');
+select m as q7m, d as q7d, e as q7e from baton_test.made('q7', 4) \gset
+select is(
+  baton_test.dispatch('q7', :q7e, 4), 'execute s/0#1, execute s/1#1, execute s/2#1, execute s/3#1', 'poison: four bodies'
+);
+select baton_test.complete('q7', :q7m, :q7d, 1, 2), baton_test.finish('q7', :q7e), baton_test.advance('30 seconds') \g /dev/null
+select m as q7m, d as q7d, e as q7e from baton_test.replay('q7') \gset
+select m as q8m, d as q8d from baton_test.inline('q8') \gset
+update baton.tasks set lapses = 2 where run_id = 'q7' and task_index < 3;
+update baton.tasks set owner_message_id = :q8m, owner_delivery = :q8d where run_id = 'q7' and task_index = 0;
+update baton.tasks set owner_delivery = :q7d where run_id = 'q7' and task_index = 1;
+select is(
+  baton_test.dispatch('q7', :q7e), 'backstop s/0#1 00:13:50, running s/1#1, execute s/3#2',
+  'poison: only what was started under an earlier delivery of this message, and has not ended'
+);
 update baton.settings set max_lapses = default;
 
 -- The re-arm sequence, with recovery switched off: a wake arms; the owner is stamped anew; the next wake arms that

@@ -189,6 +189,22 @@ def test_a_session_hold_ends_at_once_with_its_connection(conn, process, how):
         append(conn, held.replay_epoch)
 
 
+def test_a_lost_replays_message_that_somebody_has_open_delays_no_grant(conn, process, first):
+    conn.execute("set lock_timeout = '3 s'")
+    holder = process()
+    start(conn)
+    receipt = take(conn)
+    holder.run("select * from baton.begin_replay(%s, %s, 'session')", receipt)
+    holder.kill()
+    wait_gone(conn, holder.pid)
+    wake(conn)
+    first.run("begin")
+    one(first, "extend", message_id=receipt.message_id, delivery=receipt.delivery)
+    granted(conn)
+    first.run("commit")
+    assert incidents(conn) == ["replay_lost"] and len(messages(conn)) == 2
+
+
 def test_a_session_hold_that_died_is_found_by_the_next_tick(conn, process):
     holder = process()
     start(conn)
@@ -548,6 +564,20 @@ def test_an_end_that_waited_for_an_extend_reads_the_clock_after_it(clock_db):
     assert answer.outcome == "ended"
     [message] = messages(conn)
     assert message.visible_at == conn.execute("select baton._now() as now").fetchone().now
+
+
+def test_a_release_that_waited_for_an_extend_reads_the_clock_after_it(clock_db):
+    conn, first, second = clock_db.connect(), clock_db.session("first"), clock_db.session("second")
+    start(conn)
+    receipt, _ = granted(conn)
+    first.run("begin")
+    one(first, "extend", message_id=receipt.message_id, delivery=receipt.delivery)
+    send(second, "release_replay", run_id="r")
+    wait_blocked(conn, second, by=first)
+    advance(conn, "20 seconds")
+    first.run("commit")
+    assert second.result()[0].outcome == "released"
+    assert {message.visible_at for message in messages(conn)} == {conn.execute("select baton._now() as now").fetchone().now}
 
 
 @pytest.mark.parametrize("verb, result", [("complete_run", "output"), ("fail_run", "error")])
