@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(80);
+select plan(83);
 
 -- Under the task's own message
 
@@ -174,5 +174,20 @@ update baton.settings set max_payload_bytes = default;
 select m as z2m, d as z2d from baton_test.inline('z2') \gset
 select is((select outcome from baton.complete_task('z2', 's', 0, 1, null, :z2m, :z2d)), 'completed', 'arguments: no output');
 select is((select s.outputs from baton.step_outputs as s where s.run_id = 'z2'), '[null]', 'arguments: is null among the outputs');
+
+-- A claim that ran out keeps no message
+
+select baton_test.queued('held', 2) \g /dev/null
+select m as y0m, d as y0d from baton_test.take_task('held', 0) \gset
+select m as y1m, d as y1d from baton_test.take_task('held', 1) \gset
+select t.outcome from (values (:y0m, :y0d), (:y1m, :y1d)) as r (m, d), baton.start_task(r.m, r.d) as t \g /dev/null
+select baton_test.advance('29.999999 seconds') \g /dev/null
+select is(baton_test.complete('held', null, null, 1, 0), 'completed', 'claimed: under no receipt');
+select baton_test.advance('1 microsecond') \g /dev/null
+select is(baton_test.complete('held', null, null, 1, 1), 'completed ended', 'claimed: when the claim has run out');
+select is(
+  (select array_agg(m.message_id) from baton.messages as m where m.run_id = 'held' and m.kind = 'task'), array[:y0m]::bigint[],
+  'claimed: the message goes then, and is left to who holds it before'
+);
 select * from finish();
 rollback;

@@ -88,7 +88,7 @@ select is_empty(
   'arguments: items that are no objects'
 );
 select is_empty(
-  $$select c.completions from unnest(array['[{"task_index": "x"}]', '[{"attempt": 1.5}]', '[{"message_id": []}]', '[{"attempt": 9999999999}]']) as c (completions)
+  $$select c.completions from unnest(array['[{"task_index": "x"}]', '[{"attempt": 1.5}]', '[{"message_id": []}]', '[{"attempt": 9999999999}]', '[{"delivery": -1}]']) as c (completions)
   where baton_test.sqlstate_of(format('select * from baton.complete_tasks(''a'', %L)', c.completions)) <> '22023'$$,
   'arguments: items that name no number'
 );

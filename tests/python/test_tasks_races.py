@@ -886,15 +886,28 @@ def test_a_lapsed_owner_and_the_tasks_own_message_both_due_run_it_once_and_at_on
 # NOTIFY -------------------------------------------------------------------------------------------
 
 
-def test_with_message_notify_on_a_dispatch_names_its_queue_for_what_it_sends(conn, clock_db):
+@pytest.fixture
+def heard(conn, clock_db):
+    """The queues that were named since it was asked last, each as often as it was; a marker is heard last."""
     listener = clock_db.connect()
     listener.execute("listen baton_messages")
 
-    def heard():
-        """The queues that were named, each as often as it was; a marker is heard last."""
+    def hear():
         conn.execute("notify baton_messages, 'marker'")
         return list(itertools.takewhile("marker".__ne__, (n.payload for n in listener.notifies(timeout=60))))
 
+    return hear
+
+
+def test_with_message_notify_on_a_retry_names_its_queue(conn, heard):
+    conn.execute("update baton.settings set message_notify = true")
+    [task] = inline(conn)
+    heard()
+    assert fail(conn, task).outcome == "retrying"
+    assert heard() == ["q"]
+
+
+def test_with_message_notify_on_a_dispatch_names_its_queue_for_what_it_sends(conn, heard):
     inline(conn, inputs=[1, 2, 3])
     conn.execute("delete from baton.messages where kind = 'task'")
     wake(conn)
