@@ -50,6 +50,8 @@ insert into states (what, reason, build) values
 ('a signal, its wake purged', 'unread', $$select baton_test.idle(%1$L); select baton.signal_run(%1$L, 's'); delete from baton.messages where run_id = %1$L$$),
 ('unread, without a wake', 'unread', $$select baton_test.idle(%1$L); select baton.signal_run(%1$L, 's'); delete from baton.messages where run_id = %1$L;
   update baton.runs set wake_pending = false where run_id = %1$L$$),
+('a signal that was read, beside a task with its message', null, $$select baton_test.idle(%1$L); select baton.signal_run(%1$L, 's');
+  select baton_test.step(%1$L, 's', 'created'); select baton_test.task_message(%1$L, 's', 0); select baton.end_replay(%1$L, e, 2) from baton_test.replay(%1$L)$$),
 ('a wake, purged', 'unread', $$select baton_test.idle(%1$L); select baton.wake_run(%1$L); delete from baton.messages where run_id = %1$L$$),
 ('a wake, purged, while a timer waits', 'unread', $$select baton_test.idle(%1$L, baton._now() + interval '1 hour'); select baton.wake_run(%1$L);
   delete from baton.messages where run_id = %1$L and dedupe_key like '%%wake'$$),
@@ -117,7 +119,7 @@ select results_eq(
   $$select b.what, b.reason from before as b order by b.what$$,
   'wedged: exactly the runs that need a driver and have none'
 );
-select is((select count(*) from states as s where s.reason is null), 32::bigint, 'wedged: in 32 states nothing is needed');
+select is((select count(*) from states as s where s.reason is null), 33::bigint, 'wedged: in 33 states nothing is needed');
 select is((select count(*) from states as s where s.reason is not null), 21::bigint, 'wedged: in 21 something is');
 
 -- A round of recovery

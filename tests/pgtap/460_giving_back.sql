@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(77);
+select plan(80);
 
 -- park
 
@@ -21,6 +21,18 @@ select is((select m from baton_test.take('a')), null, 'park: a microsecond befor
 select baton_test.advance('1 microsecond') \g /dev/null
 select m as am, d as ad, e as ae from baton_test.replay('a') \gset
 select is(baton_test.run('a'), 'running 2/2/0 0/0 held', 'park: then it is granted, and no replay was lost');
+
+-- park, under another delivery of its message
+
+select baton_test.start('l') \g /dev/null
+select m as lm, d as ld from baton_test.replay('l') \gset
+select baton_test.advance('30 seconds') \g /dev/null
+select m as lm, d as ld from baton_test.take('l') \gset
+select is(baton_test.park(:lm, :ld, '1 minute'), 'parked 00:01:00', 'park: under the next delivery of a replay that was lost');
+select is(baton_test.run('l'), 'running 1/0/0 0/0 wake held', 'park: does not end that replay');
+select baton_test.advance('1 minute') \g /dev/null
+select m as lm, d as ld from baton_test.replay('l') \gset
+select is(baton_test.run('l'), 'running 1/0/0 0/1 held', 'park: so that it counts as lost');
 
 -- park, beside another wake
 

@@ -566,6 +566,18 @@ def test_an_end_that_waited_for_an_extend_reads_the_clock_after_it(clock_db):
     assert message.visible_at == conn.execute("select baton._now() as now").fetchone().now
 
 
+def test_to_give_back_beside_a_wake_that_somebody_has_open_waits_for_nobody(conn, first):
+    conn.execute("set lock_timeout = '3 s'")
+    start(conn)
+    receipt, _ = granted(conn)
+    wake(conn)
+    first.run("begin")
+    assert take(first) is not None
+    assert one(conn, "park", message_id=receipt.message_id, delivery=receipt.delivery, delay="1 hour").outcome == "parked"
+    first.run("commit")
+    assert len(messages(conn)) == 2
+
+
 def test_a_release_that_waited_for_an_extend_reads_the_clock_after_it(clock_db):
     conn, first, second = clock_db.connect(), clock_db.session("first"), clock_db.session("second")
     start(conn)
