@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(36);
+select plan(38);
 
 -- Needs and has, as a table of states: how a run gets there, and what wedged_runs says of it.
 
@@ -218,5 +218,14 @@ select throws_ok(format('select * from baton.recover_runs(%L)', n.name), '22023'
 from (values ('', 'none'), (repeat('x', 201), 'too long'), (e'a\nb', 'two lines')) as n (name, what);
 select lives_ok(format('select * from baton.recover_runs(%L)', repeat('x', 200)), 'recovery: a queue with a long name');
 select lives_ok($$select * from baton.recover_runs(null, null)$$, 'recovery: nulls are the defaults');
+
+-- Each round begins anew
+
+select baton_test.idle('twice', baton._now()) \g /dev/null
+select is_empty($$select from baton.recover_runs() as r where r.run_id = 'twice'$$, 'recover: its timer is there');
+delete from baton.messages where run_id = 'twice';
+select results_eq(
+  $$select r.reason from baton.recover_runs() as r where r.run_id = 'twice'$$, $$values ('timer')$$, 'recover: purged after that it is woken in the next round'
+);
 select * from finish();
 rollback;
