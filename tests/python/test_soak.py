@@ -147,8 +147,11 @@ def disconnection(second, pid):
     (30, "", [], 1), (20, "", [], 0), (None, "", [], 1), (30, disconnection(15, 1007), [], 0),
     (30, disconnection(15, 1008), [], 1), (30, disconnection(25, 1007), [], 1), (30, disconnection(5, 1007), [], 1),
     (30, "", [{"what": "server stopped", "at": 15}, {"what": "server started", "at": 16}], 0),
+    (30, "", [{"what": "server stopped", "at": 9}, {"what": "server started", "at": 16}], 0),
+    (30, "", [{"what": "server stopped", "at": 8}, {"what": "server started", "at": 9}], 1),
 ], ids=["while it is held", "its claim ran out", "no claim is known", "its connection ended", "another one ended",
-        "it ended later", "one of that number ended before", "the server was down"])
+        "it ended later", "one of that number ended before", "the server was down",
+        "just before it was down", "the server was down before"])
 def test_a_replay_that_is_lost_while_it_is_held_is_noticed(audit, notes, tmp_path, until, log, others, wrongs):
     def at(second):
         return START.timestamp() + second

@@ -104,8 +104,8 @@ def lost_replays(notes, audit, disconnected):
         if not (grant := notes.grants.get(epoch)):  # its answer was lost with its connection
             continue
         until = notes.until.get(tuple(grant["receipt"]))
-        ends = disconnected[grant["backend"]] + [begun for begun, _ in notes.down]
-        if until is None or at < until and not any(grant["asked"] <= end <= at + SLACK for end in ends):
+        ends = [(end, end) for end in disconnected[grant["backend"]]] + notes.down
+        if until is None or at < until and not any(grant["asked"] <= over and begun <= at + SLACK for begun, over in ends):
             audit.wrong.note("replays", f"{grant} was held until {until}, and lost at {at}", run_id)
 
 
