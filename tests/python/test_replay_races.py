@@ -578,6 +578,21 @@ def test_to_give_back_beside_a_wake_that_somebody_has_open_waits_for_nobody(conn
     assert len(messages(conn)) == 2
 
 
+def test_a_timer_that_somebody_has_open_delays_no_end_and_no_next_timer(conn, first):
+    conn.execute("set lock_timeout = '3 s'")
+    start(conn)
+    _, epoch = granted(conn)
+    in_an_hour, in_two = [conn.execute("select now() + %s * interval '1 hour' as at", (n,)).fetchone().at for n in (1, 2)]
+    assert end(conn, epoch, 1, wake_at=in_an_hour).outcome == "ended"
+    wake(conn)
+    _, epoch = granted(conn)
+    first.run("begin")
+    first.run("select from baton.messages where visible_at = %s for update", (in_an_hour,))
+    assert end(conn, epoch, 1, wake_at=in_two).outcome == "ended"
+    first.run("commit")
+    assert [message.visible_at for message in messages(conn)] == [in_an_hour, in_two]
+
+
 def test_a_release_that_waited_for_an_extend_reads_the_clock_after_it(clock_db):
     conn, first, second = clock_db.connect(), clock_db.session("first"), clock_db.session("second")
     start(conn)
