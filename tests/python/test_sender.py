@@ -175,7 +175,7 @@ def test_a_secret_is_read_from_its_file_at_each_send(conn, db, endpoint, start_s
 def test_no_answer_in_time_is_not_asked_for_twice_while_the_start_goes_on(conn, db, endpoint, start_sender):
     released = threading.Event()
     endpoint.answer = lambda _: released.wait(20) and 202
-    program = start_sender(db, "--timeout", "0.3", "--unsure-delay", "30")
+    program = start_sender(db, "--timeout", "2", "--unsure-delay", "30")
     register(conn, endpoint.url)
     [invocation_id] = start(conn)
     program.wait_for("no answer in time, failed")
@@ -366,7 +366,7 @@ def test_two_senders_share_the_deliveries_and_send_none_twice(conn, db, endpoint
 
 
 def test_it_never_waits_longer_than_its_claim(conn, db, endpoint, start_sender):
-    conn.execute("update baton.settings set visibility = '1 s'")
+    conn.execute("update baton.settings set visibility = '3 s'")
     released = threading.Event()
     endpoint.answer = lambda _: released.wait(20) and 202
     program = start_sender(db, "--timeout", "60", "--unsure-delay", "3600")
