@@ -16,6 +16,24 @@ CLAIM_MANY = """(
 ACK_MANY = "(select count(*) filter (where m.outcome = 'acked') as acked from baton.ack_many(:{}receipts) as m)"
 
 
+# What a message's verbs change, without a function, a check, or anything else that they promise.
+BARE_SEND = """insert into baton.messages (queue_name, payload, visible_at, created_at)
+select 'mail', '{{"n": 1}}', now(), now() from generate_series(1, {})"""
+BARE_CLAIM = """taken as (
+  update baton.messages as m
+  set delivery = 1, claimed_at = now(), visible_at = now() + '1 hour'
+  where m.message_id = any (array(
+    select d.message_id from baton.messages as d
+    where d.queue_name = 'mail' and d.visible_at <= now()
+    order by d.visible_at, d.message_id limit {} for no key update skip locked
+  ))
+  returning m.message_id
+)
+select array_agg(t.message_id) as ids from taken as t \\gset bare_
+"""
+BARE_FINISH = "gone as (delete from baton.messages as m where m.message_id = any (cast(:bare_ids as bigint[]))),"
+
+
 def claim_and_finish(claim: str, finish: str) -> str:
     return f"select c.* from {claim} as c \\gset\nselect a.* from {finish} as a \\gset\n"
 
@@ -29,6 +47,11 @@ select c.* from {claim} as c \\gset next_
 select c.* from {finish} as a left join lateral {claim} as c on true \\gset next_
 \\endif
 """
+
+
+def bare_in_one(batch: int) -> str:
+    claim = BARE_CLAIM.format(batch)
+    return f"\\if :bare_started = 0\nwith {claim}\\set bare_started 1\n\\else\nwith {BARE_FINISH} {claim}\\endif\n"
 
 
 class Baton(Peer):
@@ -53,6 +76,8 @@ class Baton(Peer):
         self.enqueue = {1: f"{SEND} \\gset\n"}
         self.finish = {1: claim_and_finish(CLAIM, ACK.format(""))}
         self.finish_and_next = {1: in_one(ACK.format("next_"), CLAIM)}
+        self.bare_enqueue = {batch: BARE_SEND.format(batch) + ";\n" for batch in (1, 10, 100)}
+        self.bare_finish = {batch: bare_in_one(batch) for batch in (1, 10, 100)}
         for batch in (10, 100):
             messages = "[" + ", ".join(['{"payload": {"n": 1}}'] * batch) + "]"
             claim = CLAIM_MANY.format(batch)

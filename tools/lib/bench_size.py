@@ -37,7 +37,7 @@ def traces(bench: Bench, peer, act, pieces: int) -> list[str]:
 
 
 def run(bench: Bench) -> str:
-    pieces, many = (800, 10_000) if bench.short else (2000, 100_000)
+    pieces, many = (800, 10_000) if bench.short else (2000, 1_000_000)
     rows, ends = [], []
     bench_queue.clear(bench)
     for peer in bench_queue.queues(bench):
