@@ -85,8 +85,11 @@ def test_a_notification_wakes_it_between_two_polls(conn, db, endpoint, start_sen
     program = start_sender(db, "--poll", "3600")
     observer = db.connect()
     wait_until(lambda: observer.execute(
-        "select 1 from pg_stat_activity where application_name = 'pg_baton sender' and query = 'listen baton_messages'"
-        " and datname = current_database() and state = 'idle'").fetchone(), "the sender listens")
+        "select from pg_stat_activity as l, pg_stat_activity as c"
+        " where l.application_name = 'pg_baton sender' and l.query = 'listen baton_messages' and l.state = 'idle'"
+        " and c.application_name = 'pg_baton sender' and c.query like '%%claim_deliveries%%' and c.state = 'idle'"
+        " and c.query_start > l.state_change and l.datname = current_database() and c.datname = l.datname",
+        ).fetchone() is not None, "the sender listens, and has looked since")
     register(conn, endpoint.url)
     start(conn)
     program.wait_for("acked")
