@@ -4,14 +4,18 @@ SHELL := bash
 
 EXTENSION = pg_baton
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" pg_baton.control)
-BUILT := build/pg_baton--$(EXTVERSION).sql
+# What this tree is installed from, and upgraded to it from the last release. What is frozen is taken from there.
+FROM := $(patsubst sql/upgrade/%--$(EXTVERSION:-dev=).sql,%,$(wildcard sql/upgrade/*--$(EXTVERSION:-dev=).sql))
+SCRIPTS := $(addsuffix $(EXTVERSION).sql,build/pg_baton-- $(FROM:%=build/pg_baton--%--))
+FROZEN := $(wildcard sql/frozen/*.sql)
 
 # PGXS overrides check and names many variables (INSTALL, VERSION, srcdir, ...): it is read only for its own goals,
 # and none of its names is used here.
 ifneq ($(filter install uninstall installcheck,$(MAKECMDGOALS)),)
 
 PG_CONFIG ?= pg_config
-DATA_built = $(BUILT)
+DATA = $(FROZEN)
+DATA_built = $(filter-out $(FROZEN:sql/frozen/%=build/%),$(SCRIPTS))
 REGRESS = installed
 REGRESS_OPTS = --inputdir=tests/regress --outputdir=build/regress
 PGXS := $(shell $(PG_CONFIG) --pgxs)
@@ -88,12 +92,13 @@ clean: ## remove what was built, .venv too
 endif
 
 .PHONY: build
-build: ## build/pg_baton.sql, the whole package in one file, and the extension's script
+build: $(SCRIPTS) ## build/pg_baton.sql, the whole package in one file; the extension's script; the upgrade to it
 	@tools/build plain
-	@tools/build extension
 
-$(BUILT): pg_baton.control $(wildcard sql/*.sql)
+build/pg_baton--$(EXTVERSION).sql: pg_baton.control $(wildcard sql/*.sql)
 	@tools/build extension
+build/pg_baton--%--$(EXTVERSION).sql: pg_baton.control $(wildcard sql/*.sql sql/upgrade/*.sql)
+	@tools/build upgrade $* $(EXTVERSION)
 
 # The goals of PGXS, for help.
 #install: ## as an extension, into the Postgres of PG_CONFIG; then: create extension pg_baton

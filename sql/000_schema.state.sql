@@ -31,7 +31,7 @@ begin
   end if;
 
   perform pg_advisory_xact_lock(hashtextextended('pg_baton install', 0));
-  perform set_config('baton.installs', 'yes', true);  -- 900_privileges asks
+  perform set_config('baton.older_objects', '{}', true);  -- 900_privileges asks
   v_schema := to_regnamespace('baton');
   if v_schema is null then
     create schema baton;
@@ -48,7 +48,8 @@ begin
   if to_regprocedure('baton.version()') is not null then
     execute 'select baton.version()' into v_installed;
     raise exception 'pg_baton % is already installed in this database', v_installed
-      using errcode = '42710', hint = 'To install it anew, remove it first: sql/uninstall.sql, or DROP EXTENSION.';
+      using errcode = '42710', hint =
+        'To upgrade it: docs/guides/upgrading.md. To install it anew: first sql/uninstall.sql, or DROP EXTENSION.';
   end if;
   if exists (
     select from pg_depend as d
