@@ -28,6 +28,11 @@ begin
 
   perform set_config('lock_timeout', '5s', true);
   perform pg_advisory_xact_lock(hashtextextended('pg_baton install', 0));
+  v_owner := (select pg_get_userbyid(n.nspowner) from pg_namespace as n where n.nspname = 'baton');
+  if v_owner <> current_user then
+    raise exception 'schema baton belongs to another role'
+      using errcode = '42501', hint = format('Upgrade as its owner: SET ROLE %I', v_owner);
+  end if;
   if to_regprocedure('baton.version()') is null then
     raise exception 'pg_baton is not installed in this database'
       using errcode = '42704', hint = format('This is database %I.', current_database());
@@ -40,11 +45,6 @@ begin
   if v_installed is distinct from '@FROM@' then
     raise exception 'this upgrades pg_baton @FROM@ to @TO@, and this database has %', v_installed
       using errcode = '55000', hint = 'Upgrades go from one version to the next, and never back.';
-  end if;
-  select n.nspowner::regrole::name into v_owner from pg_namespace as n where n.nspname = 'baton';
-  if v_owner <> current_user then
-    raise exception 'schema baton belongs to another role'
-      using errcode = '42501', hint = format('Upgrade as its owner: SET ROLE %I', v_owner);
   end if;
 
   v_is_extension := exists (select from pg_extension as e where e.extname = 'pg_baton');

@@ -2,6 +2,8 @@
 
 import importlib.machinery
 import importlib.util
+import os
+import subprocess
 
 import pytest
 from conftest import ROOT
@@ -235,3 +237,72 @@ def test_prose_and_comments_do_not_count(check):
     comment = "comment on function baton._help(integer) is 'Says now() or " + "x" * 120 + "';\n"
     assert check({HELP: add("-- clock_timestamp() and baton._gone()\n")}) == []
     assert not [f for f in check({HELP: add(comment)}) if "columns" in f]
+
+
+# --- releases ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def releases(lint, tmp_path):
+    """releases(change) -> the faults after a change of a tree with two frozen releases and the parts of a third."""
+    control, parts = tmp_path / "pg_baton.control", tmp_path / "sql"
+    (parts / "upgrade").mkdir(parents=True)
+    (parts / "frozen").mkdir()
+    (parts / "install.sql").write_text("\\ir 000_schema.state.sql\n\\ir 010_version.sql\n")
+    (parts / "000_schema.state.sql").write_text("create schema baton;\n")
+    (parts / "upgrade/guard.sql").touch()
+
+    def say(version, frozen=True):
+        control.write_text(f"default_version = '{version}'\n")
+        (parts / "010_version.sql").write_text(f"select '{version}'::text as version;\n")
+        if frozen:
+            subprocess.run([ROOT / "tools/build", "freeze"], check=True, capture_output=True,
+                           env={**os.environ, "SQL": str(parts)})
+
+    def releases(change=lambda _: None):
+        lint.faults.clear()
+        change(tmp_path)
+        lint.check_steps(tmp_path)
+        lint.check_releases(tmp_path)
+        return list(lint.faults)
+
+    say("0.1.0")
+    (parts / "upgrade/0.1.0--0.2.0.sql").write_text("alter table baton.things add column note text;\n")
+    say("0.2.0")
+    releases.say = say
+    return releases
+
+
+def test_frozen_releases_and_the_next_version_have_no_faults(releases):
+    assert releases() == []
+    releases.say("0.3.0-dev", frozen=False)
+    (step,) = releases()
+    assert step == "sql/upgrade/0.2.0--0.3.0.sql: is missing, even if empty"
+    assert releases(lambda root: (root / "sql/upgrade/0.2.0--0.3.0.sql").touch()) == []
+
+
+@pytest.mark.parametrize("path, expected", [
+    ("sql/frozen/pg_baton--0.1.0.sql", "is frozen, and has changed"),
+    ("sql/frozen/pg_baton--0.1.0--0.2.0.sql", "is frozen, and has changed"),
+    ("sql/upgrade/0.1.0--0.2.0.sql", "is frozen, and has changed"),
+    ("sql/frozen/pg_baton--0.1.5.sql", "is not in SHA256SUMS"),
+    ("sql/upgrade/0.1.0--0.1.5.sql", "no release asks for it"),
+    ("sql/010_version.sql", "0.2.0 is frozen, and these parts are others"),
+])
+def test_what_is_frozen_never_changes(releases, path, expected):
+    def change(root):
+        with open(root / path, "a") as file:
+            file.write("comment on table baton.things is 'x';\n" if "upgrade/" not in path else "\n")
+
+    assert any(expected in fault for fault in releases(change))
+
+
+def test_a_release_is_frozen_once(releases, tmp_path):
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        releases.say("0.2.0")
+    assert b"a frozen script never changes" in refused.value.stderr
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        releases.say("0.3.0")
+    assert b"every release but the first has a step" in refused.value.stderr
+    releases.say("0.3.0", frozen=False)
+    assert "pg_baton.control: 0.3.0 is not frozen and does not end in -dev" in releases()
