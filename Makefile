@@ -6,7 +6,7 @@ EXTENSION = pg_baton
 EXTVERSION := $(shell sed -n "s/^default_version *= *'\(.*\)'/\1/p" pg_baton.control)
 # What this tree is installed from, and upgraded to it from the last release. What is frozen is taken from there.
 FROM := $(patsubst sql/upgrade/%--$(EXTVERSION:-dev=).sql,%,$(wildcard sql/upgrade/*--$(EXTVERSION:-dev=).sql))
-SCRIPTS := $(addsuffix $(EXTVERSION).sql,build/pg_baton-- $(FROM:%=build/pg_baton--%--))
+BUILT := $(addsuffix $(EXTVERSION).sql,build/pg_baton-- $(FROM:%=build/pg_baton--%--))
 FROZEN := $(wildcard sql/frozen/*.sql)
 
 # PGXS overrides check and names many variables (INSTALL, VERSION, srcdir, ...): it is read only for its own goals,
@@ -15,7 +15,7 @@ ifneq ($(filter install uninstall installcheck,$(MAKECMDGOALS)),)
 
 PG_CONFIG ?= pg_config
 DATA = $(FROZEN)
-DATA_built = $(filter-out $(FROZEN:sql/frozen/%=build/%),$(SCRIPTS))
+DATA_built = $(filter-out $(FROZEN:sql/frozen/%=build/%),$(BUILT))
 REGRESS = installed
 REGRESS_OPTS = --inputdir=tests/regress --outputdir=build/regress
 PGXS := $(shell $(PG_CONFIG) --pgxs)
@@ -92,7 +92,7 @@ clean: ## remove what was built, .venv too
 endif
 
 .PHONY: build
-build: $(SCRIPTS) ## build/pg_baton.sql, the whole package in one file; the extension's script; the upgrade to it
+build: $(BUILT) ## build/pg_baton.sql, the whole package in one file; the extension's script; the upgrade to it
 	@tools/build plain
 
 build/pg_baton--$(EXTVERSION).sql: pg_baton.control $(wildcard sql/*.sql)

@@ -6,7 +6,7 @@ import os
 import subprocess
 
 import pytest
-from conftest import ROOT
+from conftest import TREE
 
 pytest.importorskip("pglast")
 
@@ -66,7 +66,7 @@ PACKAGE = {
 
 @pytest.fixture(scope="module")
 def lint():
-    loader = importlib.machinery.SourceFileLoader("baton_lint", str(ROOT / "tools/lint"))
+    loader = importlib.machinery.SourceFileLoader("baton_lint", str(TREE / "tools/lint"))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("baton_lint", loader))
     loader.exec_module(module)
     module.CALLS_UP = {}
@@ -256,7 +256,7 @@ def releases(lint, tmp_path):
         control.write_text(f"default_version = '{version}'\n")
         (parts / "010_version.sql").write_text(f"select '{version}'::text as version;\n")
         if frozen:
-            subprocess.run([ROOT / "tools/build", "freeze"], check=True, capture_output=True,
+            subprocess.run([TREE / "tools/build", "freeze"], check=True, capture_output=True,
                            env={**os.environ, "SQL": str(parts)})
 
     def releases(change=lambda _: None):

@@ -67,7 +67,7 @@ class Load:
 
 
 @pytest.mark.parametrize("way", ["plain", "extension"])
-@pytest.mark.parametrize("name", ALL[-2:])
+@pytest.mark.parametrize("name", ALL[-2:][:1])  # the last release, or what is made up where there is none
 def test_nothing_is_lost_and_nobody_stops(house, make, upgrades, tmp_path, name, way):
     upgrade, database = upgrades(name), make()
     upgrade.install(way, database)
