@@ -65,5 +65,6 @@ create table baton.queue_marks (
   mark timestamptz not null,
   marked_at timestamptz not null,
   seen_at timestamptz not null,
+  paused_at timestamptz,
   constraint queue_marks_pkey primary key (queue_name)
 ) with (fillfactor = 50);

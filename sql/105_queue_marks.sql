@@ -7,11 +7,12 @@
  * tick looks from the start, which it does every 15 s. A mark that is not fresh is not used.
  */
 comment on table baton.queue_marks is
-'Where claims of a queue begin to look. A queue has a row from its first claim on until it has been empty for an hour.
-Written by: _move_marks, _register_queue';
+'Where claims of a queue begin to look, and whether they may. A queue has a row from its first claim or pause on until it has been empty for an hour.
+Written by: _move_marks, _register_queue, pause_queue, resume_queue';
 comment on column baton.queue_marks.mark is 'No due message that was known to the last look from the start was below it when it was set.';
 comment on column baton.queue_marks.marked_at is 'When it was set: claims believe it for 10 s.';
 comment on column baton.queue_marks.seen_at is 'When a tick last saw a live message.';
+comment on column baton.queue_marks.paused_at is 'Since when the queue is paused; null: it is not.';
 
 create or replace function baton._mark_age()
 returns interval
@@ -67,7 +68,7 @@ begin
     where m.queue_name = v_queue.queue_name and m.visible_at >= v_from
     order by m.visible_at, m.message_id
     limit 1;
-    if v_earliest is null and v_queue.seen_at < _move_marks.at - interval '1 hour' then
+    if v_earliest is null and v_queue.paused_at is null and v_queue.seen_at < _move_marks.at - interval '1 hour' then
       delete from baton.queue_marks as q where q.queue_name = v_queue.queue_name;
       continue;
     end if;

@@ -59,7 +59,7 @@ declare
   v_picked bigint[];
 begin
   select
-    s.visibility, s.max_failures, s.max_lapses, q.queue_name is not null as is_registered,
+    s.visibility, s.max_failures, s.max_lapses, q.queue_name is not null as is_registered, q.paused_at,
     case
       when q.marked_at > v_now - baton._mark_age() and q.marked_at <= v_now then q.mark
       else '-infinity'
@@ -68,6 +68,9 @@ begin
   from baton.settings as s
   left join baton.queue_marks as q on q.queue_name = _claim.queue_name
   where s.singleton;
+  if v_rules.paused_at is not null then
+    return;
+  end if;
   if _claim.for_run is null then
     v_picked := array(
       select m.message_id
@@ -172,7 +175,7 @@ end;
 $$;
 
 comment on function baton.claim(text, uuid, integer, interval, text) is
-'Take messages that are due, the longest due first, and hide them from others until the claim runs out. Message_id and delivery are the receipt that every later verb wants. A message whose last claim ran out counts one lapse; one at its limit is skipped. A stopping, deprecated, stopped or unknown worker gets nothing.
+'Take messages that are due, the longest due first, and hide them from others until the claim runs out. Message_id and delivery are the receipt that every later verb wants. A message whose last claim ran out counts one lapse; one at its limit is skipped. A stopping, deprecated, stopped or unknown worker gets nothing, nor does anybody from a paused queue.
 Arguments: worker_id, null is anonymous; visibility, how long the claim lasts, by default settings.visibility; for_run, only that run''s run messages.
 Returns: a row a message: message_id, delivery, kind, run_id, step_slug, task_index, payload, headers, failures, lapses, visible_at (when the claim runs out)
 Raises: 22023

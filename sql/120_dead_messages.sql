@@ -2,8 +2,8 @@
  * The dead, and what an operator does with messages. fail buries a message at its limit at once, tick the others.
  */
 comment on table baton.dead_messages is
-'Messages that reached a limit, with their history, until they are redriven.
-Written by: _bury_message, _prune_rest, redrive';
+'Messages that reached a limit, with their history, until they are redriven or discarded.
+Written by: _bury_message, _prune_rest, discard, redrive';
 comment on column baton.dead_messages.reason is 'failures, lapses, or final: the handler asked for it.';
 
 -- The caller holds the row's lock.
@@ -174,6 +174,61 @@ comment on function baton.redrive(bigint[]) is
 Returns: a row an id, in their order: outcome, message_id. redriven; key_taken, where a live message of the queue holds its key by now; unknown, where it isn''t dead
 Raises: none
 Locks: the dead messages, by queue and key; waits for another transaction that is inserting the same key';
+
+create or replace function baton.discard(message_ids bigint[])
+returns table (outcome text, message_id bigint)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  v_dead record;
+  v_discarded bigint[];
+begin
+  for v_dead in
+    with given as (
+      select d.message_id
+      from baton.dead_messages as d
+      where d.message_id = any (discard.message_ids)
+      order by d.queue_name, d.dedupe_key, d.message_id
+      for update of d
+    )
+    delete from baton.dead_messages as d
+    where d.message_id = any (array(select g.message_id from given as g))
+    returning d.message_id, d.queue_name
+  loop
+    v_discarded := v_discarded || v_dead.message_id;
+    perform baton._incident(
+      baton._now(), 'operator', queue_name => v_dead.queue_name, message_id => v_dead.message_id,
+      detail => jsonb_build_object('verb', 'discard')
+    );
+  end loop;
+
+  return query
+  select
+    case
+      when i.is_first and i.message_id in (select r.message_id from unnest(v_discarded) as r (message_id))
+        then 'discarded'
+      else 'unknown'
+    end,
+    i.message_id
+  from (
+    select n.message_id, n.nth, n.nth = min(n.nth) over (partition by n.message_id) as is_first
+    from unnest(discard.message_ids) with ordinality as n (message_id, nth)
+  ) as i
+  order by i.nth;
+end;
+$$;
+
+comment on function baton.discard(bigint[]) is
+'Remove dead messages for good.
+Returns: a row an id, in their order: outcome, message_id. discarded; unknown, where it isn''t dead
+Raises: none
+Locks: the dead messages, by queue and key';
 
 create or replace function baton.remove_messages(message_ids bigint[])
 returns table (outcome text, message_id bigint)

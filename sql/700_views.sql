@@ -51,6 +51,34 @@ comment on column baton.worker_startup.invocation_id is 'The current invocation.
 comment on column baton.worker_startup.invocation_expires_at is 'When it counts as lost if it is still pending.';
 comment on column baton.worker_startup.last_invoked_at is 'When the last start was reserved.';
 
+create or replace view baton.worker_overview as
+select
+  w.worker_id, w.function_name, f.queue_name, w.version,
+  case
+    when w.stopped_at is not null then 'stopped'
+    when w.deprecated_at is not null then 'deprecated'
+    when w.stopping_at is not null then 'stopping'
+    when baton._is_healthy(w, f.heartbeat_timeout, c.at) then 'healthy'
+    else 'silent'
+  end as state,
+  w.control, w.handshake, w.started_at, w.last_heartbeat_at, w.stopped_at
+from baton.workers as w
+inner join baton.worker_functions as f on f.function_name = w.function_name
+cross join (select baton._now() as at) as c;
+
+comment on view baton.worker_overview is 'The workers, those that have stopped too until they are pruned.';
+comment on column baton.worker_overview.worker_id is 'The worker.';
+comment on column baton.worker_overview.function_name is 'Its function.';
+comment on column baton.worker_overview.queue_name is 'What it claims from.';
+comment on column baton.worker_overview.version is 'What it said it runs.';
+comment on column baton.worker_overview.state is
+'The first that applies: stopped; deprecated or stopping (it claims nothing more and finishes what it holds); healthy (its heartbeat is fresh); silent.';
+comment on column baton.worker_overview.control is 'How it hears of cancellations: listening, polling, off.';
+comment on column baton.worker_overview.handshake is 'Whether it was started by an invocation.';
+comment on column baton.worker_overview.started_at is 'When it was accepted or registered.';
+comment on column baton.worker_overview.last_heartbeat_at is 'When it was heard last.';
+comment on column baton.worker_overview.stopped_at is 'When it stopped, or was given up.';
+
 create or replace view baton.queue_stats as
 with live as (
   select
@@ -67,24 +95,64 @@ dead as (
   select d.queue_name, count(*) as dead
   from baton.dead_messages as d
   group by d.queue_name
+),
+paused as (
+  select q.queue_name, q.paused_at
+  from baton.queue_marks as q
+  where q.paused_at is not null
 )
 select
-  coalesce(live.queue_name, dead.queue_name) as queue_name,
+  coalesce(live.queue_name, dead.queue_name, paused.queue_name) as queue_name,
   coalesce(live.ready, 0) as ready,
   coalesce(live.delayed, 0) as delayed,
   coalesce(live.in_flight, 0) as in_flight,
   coalesce(dead.dead, 0) as dead,
-  live.oldest_ready_age
+  live.oldest_ready_age,
+  paused.paused_at
 from live
-full join dead on dead.queue_name = live.queue_name;
+full join dead on dead.queue_name = live.queue_name
+full join paused on paused.queue_name = coalesce(live.queue_name, dead.queue_name);
 
-comment on view baton.queue_stats is 'The messages of each queue that has any, counted.';
+comment on view baton.queue_stats is 'The messages of each queue that has any or is paused, counted.';
 comment on column baton.queue_stats.queue_name is 'The queue.';
 comment on column baton.queue_stats.ready is 'Due. Those whose claim ran out are among them, and those at their limit until a tick buries them.';
 comment on column baton.queue_stats.delayed is 'Due later: sent with a delay, parked or backing off.';
 comment on column baton.queue_stats.in_flight is 'Claimed by somebody.';
 comment on column baton.queue_stats.dead is 'In dead_letters.';
 comment on column baton.queue_stats.oldest_ready_age is 'For how long the longest due message has waited.';
+comment on column baton.queue_stats.paused_at is 'Since when nothing of it is claimed; null: it is not paused.';
+
+create or replace view baton.message_overview as
+select
+  m.message_id, m.queue_name, m.kind, m.run_id, m.step_slug, m.task_index, m.dedupe_key,
+  case
+    when m.claimed_at is null and m.visible_at <= c.at then 'ready'
+    when m.claimed_at is null then 'delayed'
+    when m.visible_at <= c.at then 'lapsed'
+    else 'in_flight'
+  end as state,
+  m.visible_at, m.claimed_at, m.claimed_by, m.failures, m.lapses, m.last_error, m.created_at
+from baton.messages as m
+cross join (select baton._now() as at) as c;
+
+comment on view baton.message_overview is
+'The live messages, without their payloads. Ask for a message_id, a queue_name or a run_id: these are found by index.';
+comment on column baton.message_overview.message_id is 'Stable over every redelivery.';
+comment on column baton.message_overview.queue_name is 'Its queue.';
+comment on column baton.message_overview.kind is 'run, task, or the sender''s own word.';
+comment on column baton.message_overview.run_id is 'The run of a run or task message.';
+comment on column baton.message_overview.step_slug is 'The step of a task message.';
+comment on column baton.message_overview.task_index is 'The task of a task message.';
+comment on column baton.message_overview.dedupe_key is 'The key that it holds.';
+comment on column baton.message_overview.state is
+'ready (due), delayed (due later), in_flight (claimed), lapsed (its claim ran out: the next claim counts a lapse).';
+comment on column baton.message_overview.visible_at is 'When it is due; while it is claimed, when the claim runs out.';
+comment on column baton.message_overview.claimed_at is 'When it was claimed, if it is.';
+comment on column baton.message_overview.claimed_by is 'The worker that claimed it last, if it said.';
+comment on column baton.message_overview.failures is 'How often a handler said that it failed.';
+comment on column baton.message_overview.lapses is 'How often a claim ran out in silence and another one followed.';
+comment on column baton.message_overview.last_error is 'What the last fail said.';
+comment on column baton.message_overview.created_at is 'When it was sent.';
 
 create or replace view baton.dead_letters as
 select

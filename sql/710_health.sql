@@ -247,12 +247,18 @@ declare
   v_queue record;
 begin
   for v_queue in
-    select q.queue_name, q.ready, q.dead, q.oldest_ready_age from baton.queue_stats as q
+    select q.queue_name, q.ready, q.dead, q.oldest_ready_age, q.paused_at from baton.queue_stats as q
     where not starts_with(q.queue_name, 'baton.')
     order by q.queue_name
   loop
     subject := v_queue.queue_name;
-    if v_queue.oldest_ready_age > interval '1 minute' then
+    if v_queue.paused_at is not null then
+      severity := 'warning';
+      finding := 'paused';
+      detail := format('since %s; %s messages are due', date_trunc('second', v_queue.paused_at), v_queue.ready);
+      advice := 'resume_queue(...), when it may go on';
+      return next;
+    elsif v_queue.oldest_ready_age > interval '1 minute' then
       severity := 'warning';
       finding := 'oldest_ready_message';
       detail := format(

@@ -40,16 +40,17 @@ begin atomic
     (
       'observer', 'view',
       array[
-        'worker_startup', 'queue_stats', 'dead_letters', 'incident_log', 'run_overview', 'replays', 'wedged_runs',
-        'task_ownership', 'step_outputs'
+        'worker_startup', 'worker_overview', 'queue_stats', 'message_overview', 'dead_letters', 'incident_log',
+        'run_overview', 'replays', 'wedged_runs', 'task_ownership', 'step_outputs'
       ]
     ),
     (
       'admin', 'function',
       array[
         'register_worker_function', 'unregister_worker_function', 'enable_worker_function', 'disable_worker_function',
-        'deprecate_workers', 'ensure_workers', 'redrive', 'remove_messages', 'tick', 'schedule', 'unschedule',
-        'release_replay', 'cancel_run', 'recover_runs', 'release_task', 'skip_step', 'prune', 'after_restore'
+        'deprecate_workers', 'ensure_workers', 'pause_queue', 'resume_queue', 'redrive', 'discard', 'remove_messages',
+        'tick', 'schedule', 'unschedule', 'release_replay', 'cancel_run', 'recover_runs', 'release_task', 'skip_step',
+        'prune', 'after_restore'
       ]
     )
   ) as g (kind, object_type, object_names)

@@ -18,6 +18,7 @@
 \ir 110_messages.sql
 \ir 112_claim.sql
 \ir 115_receipts.sql
+\ir 117_pauses.sql
 \ir 120_dead_messages.sql
 \ir 210_functions.sql
 \ir 215_deploys.sql

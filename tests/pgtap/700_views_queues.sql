@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _queue.sql
-select plan(14);
+select plan(16);
 
 select is_empty($$select * from baton.queue_stats$$, 'queue_stats: without messages there are no queues');
 select is_empty($$select * from baton.dead_letters$$, 'dead_letters: nor dead ones');
@@ -86,6 +86,28 @@ select is((select count(*) from baton.queue_stats), 3::bigint, 'queue_stats: an 
 select is_empty($$select * from baton.dead_letters$$, 'dead_letters: and this one');
 select throws_ok($$select * from baton.messages$$, '42501', null, 'queue_stats: though not the tables below');
 reset role;
+
+-- Live messages, one by one
+
+select outcome, message_id as due from baton.send('each', '"secret"', dedupe_key => 'k') \gset
+select outcome, message_id as later from baton.send('each', '1', '1 second') \gset
+select * from baton_test.hold('flight') \gset f
+select results_eq(
+  $$select o.message_id, o.state, o.dedupe_key, o.visible_at - o.created_at from baton.message_overview as o
+  where o.queue_name in ('each', 'flight') order by o.message_id$$,
+  format(
+    $$values (%s::bigint, 'ready', 'k', interval '0'), (%s, 'delayed', null, interval '1 second'),
+    (%s, 'in_flight', null, interval '30 seconds')$$, :due, :later, :fm
+  ),
+  'message_overview: a row a live message: due, later, claimed'
+);
+select baton_test.advance('30 seconds') \g /dev/null
+select results_eq(
+  $$select o.message_id, o.state from baton.message_overview as o where o.queue_name in ('each', 'flight')
+  order by o.message_id$$,
+  format($$values (%s::bigint, 'ready'), (%s, 'ready'), (%s, 'lapsed')$$, :due, :later, :fm),
+  'message_overview: a claim that ran out has lapsed at its deadline'
+);
 
 select * from finish();
 rollback;

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(38);
+select plan(41);
 
 create function baton_test.startup(function_name text)
 returns text
@@ -154,6 +154,28 @@ select results_eq(
   format($$values ('invocation_dismissed', timestamptz '2026-01-01 00:01:00+00', %L::uuid, null::uuid,
     '{"reason": "no memory", "failed_starts": 2}'::jsonb)$$, :'orders'), 'incident_log: a failed start'
 );
+
+-- Workers, one by one
+
+create function baton_test.workers()
+returns text
+language sql
+stable
+begin atomic
+  select string_agg(format('%s %s %s', w.version, w.state, w.queue_name), ', ' order by w.version)
+  from baton.worker_overview as w
+  where w.function_name = 'crew';
+end;
+
+select baton.register_worker_function('crew', queue_name => 'ship', start_mode => 'process', heartbeat_timeout => '15 seconds') \g /dev/null
+select gen_random_uuid() as wa, gen_random_uuid() as wb, gen_random_uuid() as wc \gset
+select baton.register_worker(:'wa', 'crew', 'a'), baton.register_worker(:'wb', 'crew', 'b'), baton.register_worker(:'wc', 'crew', 'c') \g /dev/null
+select baton.stop_worker(:'wb', true), baton.stop_worker(:'wc') \g /dev/null
+select is(baton_test.workers(), 'a healthy ship, b stopping ship, c stopped ship', 'worker_overview: a row a worker');
+select baton_test.advance('15 seconds') \g /dev/null
+select is(baton_test.workers(), 'a silent ship, b stopping ship, c stopped ship', 'worker_overview: silent at the end of its time');
+select baton.deprecate_workers('crew') \g /dev/null
+select is(baton_test.workers(), 'a deprecated ship, b deprecated ship, c stopped ship', 'worker_overview: deprecated');
 
 select * from finish();
 rollback;

@@ -124,9 +124,9 @@ from (
   ('sender', 'ack claim_deliveries extend fail park version'),
   ('observer', 'health metrics version'),
   (
-    'admin', 'after_restore cancel_run deprecate_workers disable_worker_function enable_worker_function ensure_workers '
-    'health metrics prune recover_runs redrive register_worker_function release_replay release_task remove_messages schedule '
-    'skip_step tick unregister_worker_function unschedule version'
+    'admin', 'after_restore cancel_run deprecate_workers disable_worker_function discard enable_worker_function ensure_workers '
+    'health metrics pause_queue prune recover_runs redrive register_worker_function release_replay release_task '
+    'remove_messages resume_queue schedule skip_step tick unregister_worker_function unschedule version'
   )
 ) as k (kind, verbs);
 select is(
@@ -134,8 +134,8 @@ select is(
   case
     when k.kind in ('observer', 'admin')
       then
-        'dead_letters incident_log queue_stats replays run_overview step_outputs task_ownership wedged_runs '
-        'worker_startup'
+        'dead_letters incident_log message_overview queue_stats replays run_overview step_outputs task_ownership '
+        'wedged_runs worker_overview worker_startup'
   end,
   'roles: no table and no sequence, and what views there are, for a ' || k.kind
 )

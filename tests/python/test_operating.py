@@ -118,6 +118,11 @@ def test_3_why_does_this_queue_not_move(operator, night):
     assert (first.queue_name, first.ready, first.healthy_workers) == ("stuck", 2, None)
     assert first.oldest_ready_age.total_seconds() > 3590
     assert [(row.queue_name, row.ready, row.in_flight, row.healthy_workers) for row in rest] == [("other", 0, 1, 1)]
+    call(night, "send", queue_name="mail", payload="1")
+    assert operator.ask(3) == [[("paused", False)]]
+    assert call(night, "claim", queue_name="mail") == []
+    assert operator.ask(3) == [[("resumed", True)]]
+    assert len(call(night, "claim", queue_name="mail")) == 1
 
 
 def test_4_what_died_and_how_does_it_come_back(operator, night):
@@ -132,6 +137,7 @@ def test_4_what_died_and_how_does_it_come_back(operator, night):
     [brought] = operator.ask(4)
     assert sorted(brought) == [("key_taken", 1), ("redriven", 1)]
     assert len(call(night, "claim", queue_name="mail", max_messages=9)) == 2
+    assert operator.ask(4) == [[("discarded", 1)]]
 
 
 def test_5_where_does_this_run_stand(operator, night):

@@ -1,0 +1,2 @@
+-- Adding a column without a default rewrites nothing.
+alter table baton.queue_marks add column paused_at timestamptz;
