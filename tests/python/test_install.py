@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from cluster import Cluster, clean_environ
+from cluster import Cluster, clean_environ, find_bindir
 from conftest import ROOT, TREE, Session, wait_blocked
 
 STANDIN_CRON = ROOT / "tests/standin/cron.sql"
@@ -287,6 +287,22 @@ def test_a_schema_of_somebody_else_is_left_alone(house, make):
         refusal = house.install(way, name, "house_owner")
         assert "42501" in refusal and "belongs to another role" in refusal
     assert house.contents(name) == before
+
+
+def test_make_install_puts_each_version_and_each_step_where_extensions_are_and_nothing_elsewhere(tmp_path):
+    config = f"{find_bindir()}/pg_config"
+    pgxs, folder = (subprocess.run([config, what], capture_output=True, text=True, check=True).stdout.strip()
+                    for what in ("--pgxs", "--sharedir"))
+    if not os.path.exists(pgxs):
+        pytest.skip("PGXS is not installed")
+    subprocess.run(["make", "-s", "install", f"DESTDIR={tmp_path}", f"PG_CONFIG={config}"], cwd=ROOT, check=True)
+    frozen = {path.stem.removeprefix("pg_baton--") for path in (ROOT / "sql/frozen").glob("pg_baton--*.sql")}
+    versions = sorted({name for name in frozen if "--" not in name} | {control_version()},
+                      key=lambda version: [int(n) for n in version.removesuffix("-dev").split(".")])
+    steps = map("--".join, zip(versions, versions[1:], strict=False))
+    installed = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    names = "pg_baton.control", *(f"pg_baton--{name}.sql" for name in (*versions, *steps))
+    assert installed == {f"{folder[1:]}/extension/{name}" for name in names}
 
 
 # --- three at once -------------------------------------------------------------------------------
