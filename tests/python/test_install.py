@@ -289,20 +289,55 @@ def test_a_schema_of_somebody_else_is_left_alone(house, make):
     assert house.contents(name) == before
 
 
-def test_make_install_puts_each_version_and_each_step_where_extensions_are_and_nothing_elsewhere(tmp_path):
-    config = f"{find_bindir()}/pg_config"
-    pgxs, folder = (subprocess.run([config, what], capture_output=True, text=True, check=True).stdout.strip()
-                    for what in ("--pgxs", "--sharedir"))
+@pytest.fixture
+def make_install(tmp_path):
+    """make_install(config, NAME=VALUE, ...): this tree, with the parts and tools under test, for that pg_config."""
+    pgxs = subprocess.run([f"{find_bindir()}/pg_config", "--pgxs"], capture_output=True, text=True).stdout.strip()
     if not os.path.exists(pgxs):
         pytest.skip("PGXS is not installed")
-    subprocess.run(["make", "-s", "install", f"DESTDIR={tmp_path}", f"PG_CONFIG={config}"], cwd=ROOT, check=True)
-    frozen = {path.stem.removeprefix("pg_baton--") for path in (ROOT / "sql/frozen").glob("pg_baton--*.sql")}
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name, folder in (("Makefile", ROOT), ("pg_baton.control", ROOT), ("sql", TREE), ("tools", TREE)):
+        (tree / name).symlink_to(folder / name)
+
+    def make_install(config, **told):
+        told = {"PG_CONFIG": config, "PGXS": pgxs, **told}
+        subprocess.run(["make", "-s", "install", *(f"{name}={value}" for name, value in told.items())], cwd=tree, check=True)
+
+    return make_install
+
+
+def test_make_install_puts_each_version_and_each_step_where_extensions_are_and_nothing_elsewhere(make_install, tmp_path):
+    config, target = f"{find_bindir()}/pg_config", tmp_path / "target"
+    make_install(config, DESTDIR=target)
+    folder = subprocess.run([config, "--sharedir"], capture_output=True, text=True, check=True).stdout.strip()
+    frozen = {path.stem.removeprefix("pg_baton--") for path in (SQL / "frozen").glob("pg_baton--*.sql")}
     versions = sorted({name for name in frozen if "--" not in name} | {control_version()},
                       key=lambda version: [int(n) for n in version.removesuffix("-dev").split(".")])
     steps = map("--".join, zip(versions, versions[1:], strict=False))
-    installed = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    installed = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
     names = "pg_baton.control", *(f"pg_baton--{name}.sql" for name in (*versions, *steps))
     assert installed == {f"{folder[1:]}/extension/{name}" for name in names}
+
+
+def test_make_install_brings_the_first_release_and_the_way_from_it_to_this_version(make_install, make_cluster):
+    cluster = make_cluster(relocate=True)
+    make_install(f"{cluster.bindir}/pg_config")
+    found = {}
+    for name, how in (("fresh", ["create extension pg_baton"]),
+                      ("upgraded", ["create extension pg_baton version '0.1.0'",
+                                    "alter extension pg_baton update to '0.2.0'", "alter extension pg_baton update"])):
+        with psycopg.connect(cluster.dsn(), autocommit=True) as conn:
+            conn.execute(f"create database {name} template template0")
+        with psycopg.connect(cluster.dsn(name), autocommit=True) as conn:
+            for statement in how:
+                conn.execute(statement)
+                said = conn.execute("select e.extversion, baton.version() from pg_extension as e where"
+                                    " e.extname = 'pg_baton'").fetchone()
+                assert said[0] == said[1]
+            assert said[1] == control_version()
+            found[name] = read_fingerprint(conn)
+    assert found["upgraded"] == found["fresh"]
 
 
 # --- three at once -------------------------------------------------------------------------------
