@@ -1,5 +1,6 @@
 /*
- * As an extension, tables and sequences must be registered, or pg_dump leaves their rows out.
+ * As an extension, tables and sequences must be registered, or pg_dump leaves their rows out. A step of an upgrade that
+ * drops one takes it out of the extension first (alter extension pg_baton drop table): else its entry stays.
  */
 do $$
 declare

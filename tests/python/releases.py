@@ -25,7 +25,7 @@ begin atomic
   select {value};
 end;
 """
-# What the newer one of two made-up trees has more, beside a function in every file of code.
+# What the newer one of two made-up trees has more, beside a function in every file of code; and what has gone.
 STATE = """
 alter table baton.queue_marks add column note text;
 create table baton.extras (
@@ -33,7 +33,17 @@ create table baton.extras (
   constraint extras_pkey primary key (extra_id)
 );
 """
-STEP = STATE + "drop function baton._left_over();\n"
+DROPPED = "\ncreate table baton.left_behind (\n  note text\n);\n"
+OUT_OF_THE_EXTENSION = """
+do $$
+begin
+  if exists (select from pg_extension as e where e.extname = 'pg_baton') then
+    alter extension pg_baton drop table baton.left_behind;
+  end if;
+end;
+$$;
+"""
+STEP = STATE + "drop function baton._left_over();\n" + OUT_OF_THE_EXTENSION + "drop table baton.left_behind;\n"
 VIEW = "\ncreate or replace view baton.extra_view as\nselect q.queue_name, q.note from baton.queue_marks as q;\n"
 
 
@@ -116,11 +126,15 @@ def released(house, version):
 
 
 def made_up(house, folder):
-    """Two versions that differ in a column, a table, a view, a verb, bodies in every file, and a function that is gone."""
+    """Two versions that differ in a column, tables, a view, a verb, bodies in every file, and a function that is gone."""
     extensions = Path(house.cluster.sharedir) / "extension"
     old, new = tree(folder / "old", "90.1.0"), tree(folder / "new", "90.2.0")
     append(old / "030_clock.sql", FUNCTION.format(name="_left_over", value=1))
+    append(old / "400_tasks.state.sql", DROPPED)
     append(new / "400_tasks.state.sql", STATE)
+    ends = old / "350_ends.sql"
+    waits = "v_run := baton._lock_run(cancel_run.run_id);"
+    ends.write_text(ends.read_text().replace(waits, f"{waits} perform baton._left_over();"))
     for path in sorted(new.glob("*.sql")):
         if path.name < "900" and not path.name.endswith(".state.sql") and path.name[0].isdigit():
             append(path, FUNCTION.format(name=f"_in_{path.stem}", value=2))

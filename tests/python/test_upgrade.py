@@ -9,7 +9,7 @@ from cluster import clean_environ
 from conftest import ROOT, Session, wait_blocked
 from psycopg.rows import namedtuple_row
 from runs import append, cancel, end, granted, log, run, signal, start, wedged
-from starts import accept, call, one, register, reserved
+from starts import accept, begin, call, one, register, reserved
 from tasks import complete, inline, look, queued, started, take_task
 from test_install import house, make  # noqa: F401
 
@@ -158,6 +158,13 @@ def rows(conn):
             for table, in tables}
 
 
+def dumped(conn):
+    """The names of the tables and sequences whose rows pg_dump keeps of an extension; None is one that has gone."""
+    return conn.execute("select array_agg(c.relname order by c.relname) from pg_extension as e"
+                        " cross join unnest(e.extconfig) as d (oid) left join pg_class as c on c.oid = d.oid"
+                        " where e.extname = 'pg_baton'").fetchone()[0]
+
+
 def default_privileges(house, database):
     """All that the owner makes from now on is the stranger's at once."""
     house.execute(*(f"alter default privileges grant {what} to upgrade_stranger" for what in
@@ -181,13 +188,16 @@ def test_work_in_flight_goes_on(house, make, upgrades, connect, name, way):
     assert grants(conn) == granted_before
     rows_after = rows(conn)
     for table, before in rows_before.items():
-        after = rows_after[table]
+        after = rows_after.get(table, [])
         assert len(after) == len(before)
         assert all(any(row.items() <= other.items() for other in after) for row in before), table
     unowned = [line for line in house.fingerprint(database) if " to upgrade_" not in line]
     assert unowned == upgrade.fresh()
     if way == "extension":
         assert conn.execute("select extversion from pg_extension where extname = 'pg_baton'").fetchone() == (upgrade.end,)
+        fresh = make()
+        house.execute("create extension pg_baton", dbname=fresh)
+        assert dumped(conn) == dumped(connect(fresh))
     use(connect, database)
     work.finish()
 
@@ -220,6 +230,19 @@ def test_what_a_step_forgets_shows(house, make, upgrade, part, instead):
     except psycopg.errors.UndefinedColumn:
         return
     assert house.fingerprint(database) != upgrade.fresh()
+
+
+def test_a_table_that_only_goes_stays_among_those_that_are_dumped(house, make, upgrade, connect):
+    database, step = make(), upgrade.steps[0]
+    upgrade.install("extension", database)
+    text = step.read_text()
+    assert text.count(releases.OUT_OF_THE_EXTENSION) == 1
+    step.write_text(text.replace(releases.OUT_OF_THE_EXTENSION, ""))
+    try:
+        assert upgrade.apply("extension", database) is None
+    finally:
+        step.write_text(text)
+    assert None in dumped(connect(database))
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -352,6 +375,96 @@ def test_who_comes_while_another_upgrades_waits_and_is_told(house, make, upgrade
         first.close()
         second.close()
     assert house.fingerprint(database) == upgrade.fresh()
+
+
+@pytest.fixture
+def ways(house, make, upgrade, connect):
+    """Sessions of whom only the impatient one looks for a deadlock: ways(impatient) -> the upgrader's and a caller's."""
+    opened = []
+
+    def ways(impatient):
+        database = make()
+        upgrade.install("plain", database)
+        sessions = []
+        for name, user in (("upgrade", "house_owner"), ("caller", "postgres")):
+            patience = "10ms" if name == impatient else "1h"
+            house.execute(f"alter role {user} in database {database} set deadlock_timeout = '{patience}'")
+            sessions.append(Session(house.connect(database, user, row_factory=namedtuple_row), name))
+        opened.extend(sessions)
+        return connect(database), *sessions
+
+    yield ways
+    for session in opened:
+        session.close()
+
+
+def test_a_call_may_be_in_a_deadlock_with_it_and_is_made_again(house, upgrade, ways):
+    observer, upgrader, caller = ways("caller")
+    caller.run("begin")
+    caller.run("select from baton.dead_letters")
+    upgrader.start(upgrade.steps[0].read_text())  # has changed queue_marks, and comes to the view
+    wait_blocked(observer, upgrader, by=caller)
+    claim = "select * from baton.claim('users')"
+    assert isinstance(caller.start(claim).error(), psycopg.errors.DeadlockDetected)
+    caller.run("rollback")
+    upgrader.result()
+    assert caller.run(claim) == []
+    assert house.fingerprint(observer.info.dbname) == upgrade.fresh()
+
+
+def test_it_may_be_in_a_deadlock_itself_gives_up_as_a_whole_and_may_try_again(house, upgrade, ways, connect):
+    observer, upgrader, caller = ways("upgrade")
+    database, step = observer.info.dbname, upgrade.steps[0].read_text()
+    before = house.contents(database), house.fingerprint(database)
+    between = connect(database)
+    between.execute("begin")
+    between.execute("lock table baton.worker_functions in share update exclusive mode")
+    caller.run("begin")
+    caller.run("select from baton.dead_letters")
+    upgrader.start(step)
+    wait_blocked(observer, upgrader, by=between.info.backend_pid)
+    caller.start("select * from baton.claim('users')")
+    wait_blocked(observer, caller, by=upgrader)
+    between.execute("commit")
+    assert isinstance(upgrader.error(), psycopg.errors.DeadlockDetected)
+    assert caller.result() == []
+    caller.run("commit")
+    assert (house.contents(database), house.fingerprint(database)) == before
+    upgrader.run(step)
+    assert house.fingerprint(database) == upgrade.fresh()
+
+
+def test_a_call_that_waited_meanwhile_may_miss_what_has_gone_and_is_made_again(upgrade, ways, connect):
+    observer, upgrader, caller = ways("nobody")
+    start(observer, "r")
+    holder = connect(observer.info.dbname)
+    holder.execute("begin")
+    holder.execute("select from baton.runs where run_id = 'r' for update")
+    begin(caller, "cancel_run", run_id="r", reason=None)
+    wait_blocked(observer, caller, by=holder.info.backend_pid)
+    upgrader.run(upgrade.steps[0].read_text())
+    holder.execute("commit")
+    missed = caller.error()
+    assert isinstance(missed, psycopg.errors.UndefinedFunction) and "_left_over" in str(missed)
+    assert one(caller, "cancel_run", run_id="r", reason=None).outcome == "done"
+
+
+def test_prepared_statements_go_on_but_for_all_columns_of_a_view_that_has_got_one(house, make, upgrades, connect):
+    upgrade, database = upgrades("0.1.0"), make()
+    upgrade.install("plain", database)
+    conn = connect(database)
+    verb, named, everything = ("select * from baton.send('users', null)", "select queue_name, ready from baton.queue_stats",
+                               "select * from baton.queue_stats")
+    for statement in (verb, named, everything):
+        conn.execute(statement, prepare=True)
+    assert upgrade.apply("plain", database) is None
+    for n in (2, 3):
+        assert conn.execute(verb, prepare=True).fetchone().outcome == "sent"
+        assert conn.execute(named, prepare=True).fetchall() == [("users", n)]
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match="must not change result type"):
+            conn.execute(everything, prepare=True)
+    conn.execute("deallocate all")
+    assert conn.execute(everything, prepare=False).fetchone().ready == 3
 
 
 # --- afterwards ----------------------------------------------------------------------------------
