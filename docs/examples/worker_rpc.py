@@ -133,7 +133,11 @@ class Worker:
                 return getattr(self.baton, verb)(**fence, **arguments).outcome, None
             if arguments:
                 self.baton.create_step(**fence, **arguments)
-            for row in self.baton.dispatch_tasks(**fence):
+            rows = self.baton.dispatch_tasks(**fence)
+            if any(row.outcome == "lost" for row in rows):  # our claim ran out; if nobody took it, it is still ours
+                self.baton.extend(**self.receipt, visibility=f"{VISIBILITY_SECONDS} s")
+                rows = self.baton.dispatch_tasks(**fence)
+            for row in rows:
                 if row.outcome in ("execute", "running"):  # running: no body runs here, so the answer was lost
                     task = row
             outcome = self.baton.end_replay(**fence, seen_seq=events[-1].seq).outcome

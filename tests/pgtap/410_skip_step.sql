@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(48);
+select plan(52);
 
 create function baton_test.skip(run_id text, epoch bigint default null, step_slug text default 's', reason text default null)
 returns text
@@ -99,5 +99,16 @@ select baton_test.dispatch('f', :fe, 0) \g /dev/null
 select is(baton_test.skip('f', :fe), 'done skipped', 'skip: one of two steps');
 select is(baton_test.steps('f'), 's skipped 0/1, t created 2/2', 'skip: the other goes on');
 select is(baton_test.messages('f'), 'keyless 00:00:30 claimed, t/0 00:00:00, t/1 00:00:00', 'skip: with its messages');
+
+-- A claim is over at its instant
+
+select baton_test.queued('g', 3) \g /dev/null
+select m as gm, d as gd from baton_test.take_task('g') \gset
+select m as g1m, d as g1d from baton_test.take_task('g', 1, '30.000001 seconds') \gset
+select baton_test.advance('30 seconds') \g /dev/null
+select is(baton_test.messages('g'), 's/0 00:00:00 claimed, s/1 00:00:00.000001 claimed, s/2 -00:00:30', 'skip: one claim is just over, one not yet');
+select is(baton_test.skip('g'), 'done skipped', 'skip: with such siblings');
+select is(baton_test.state(:gm), null, 'skip: the message whose claim is over goes');
+select is((select outcome from baton.extend(:g1m, :g1d)), 'cancelled', 'skip: the other is its holder''s, who hears it');
 select * from finish();
 rollback;

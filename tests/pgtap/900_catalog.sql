@@ -93,7 +93,7 @@ inner join raised as d on d.function = r.called
 inner join baton._errors() as e on e.condition = d.condition
 where (r.function, e.code) <> ('register_worker_function', '42704');  -- it locks a row that it has just written
 
-select plan(33);
+select plan(34);
 
 -- Privileges
 
@@ -222,6 +222,16 @@ select is_empty($$
       limit 1
     )
 $$, 'functions: the first column that a verb answers is its outcome');
+
+select is_empty($$
+  select f.name, a.name
+  from functions as f
+  cross join lateral unnest(f.proargnames, f.proargmodes) as a (name, mode)
+  where f.public
+    and a.mode in ('o', 'b', 't')
+    and a.name ~ 'seq|position'
+    and (f.name, a.name) not in (('begin_replay', 'last_seq'), ('end_replay', 'last_seq'), ('read_events', 'seq'))
+$$, 'functions: who writes into a log is told no position, only who is to read it');
 
 -- Contracts
 

@@ -72,6 +72,8 @@ BREAKS = [
      "revoke all on function baton._now(integer) from public"),
     ("functions: every argument of a public one has a name", verb(arguments="integer, ")),
     ("functions: the first column that a verb answers is its outcome", verb(arguments="out more text, ")),
+    ("functions: who writes into a log is told no position, only who is to read it",
+     verb(arguments="out last_seq bigint, ")),
     ("contract: every public function says Outcomes or Returns, Raises and Locks",
      "comment on function baton.tick() is null"),
     ("contract: every public function says Outcomes or Returns, Raises and Locks",

@@ -12,7 +12,7 @@ from programs import EXAMPLES, Program, Shop, free_port
 WORKER, USER = "token-of-a-worker", "token-of-a-user"
 CODE = """
 import os, signal, time
-import worker_rpc
+import psycopg, worker_rpc
 from worker_rpc import WORKFLOWS
 
 FOLDER = os.environ["FOLDER"]
@@ -40,6 +40,9 @@ for name in os.environ.get("FORGET", "").split():
 
 class Lossy(worker_rpc.Baton):  # every answer is lost once: each verb is carried out twice
     def call(self, verb, **arguments):
+        if verb == "dispatch_tasks" and (owner := os.environ.pop("OWNER_URL", None)):  # the claim runs out before it
+            with psycopg.connect(owner) as db:
+                db.execute("update baton.messages set visible_at = baton._now()")
         if os.environ.get("LOSSY") and verb != "claim":
             super().call(verb, **arguments)
         return super().call(verb, **arguments)
@@ -123,6 +126,16 @@ def test_killed_in_a_body_another_runs_it_again(office):
     office.open_gate()
     assert office.wait("completed").output == "through"
     assert office.marks() == [("r/gated", first.process.pid), ("r/gated", second.process.pid)]
+
+
+def test_a_claim_that_runs_out_before_the_body_is_given_out_is_taken_up_again(office):
+    office.open_gate()
+    worker = office.worker(visibility=600, OWNER_URL=office.db.dsn)
+    office.start("gate", "on time")
+    wait_until(lambda: "ended r" in worker.text() or office.ended(), "the message is settled")
+    assert (office.run().status, office.run().output) == ("completed", "on time")
+    assert len(office.marks()) == 1
+    assert office.conn.execute("select from baton.incidents").fetchall() == []
 
 
 def test_a_long_body_keeps_its_lease(office):

@@ -23,7 +23,7 @@ import { one } from "./dist/baton.js";
 import { DATABASE, Worker } from "./dist/worker.js";
 import { Failed } from "./dist/workflow.js";
 
-const { FOLDER, FORGET = "" } = process.env;
+const { FOLDER, FORGET = "", OWNER_URL } = process.env;
 const mark = ({ step_slug, task_index, attempt }) =>
   appendFileSync(`${FOLDER}/marks`, [step_slug, task_index, attempt, process.pid].join("|") + "\\n");
 
@@ -41,6 +41,7 @@ function flaky(input, task) {
 async function broken(input, task) { await gated(input, task); throw new Failed("broken"); }
 function large(input, task) { mark(task); return "x".repeat(input); }
 
+let isLate = false;
 const workflows = {
   gate: (run) => run.step(gated, run.input),
   fan: (run) => run.map(gated, run.input),
@@ -56,6 +57,16 @@ const workflows = {
     return Promise.all([branch("a"), branch("b"), run.step(quick, run.record("dice", () => Math.random()), { key: "c" })]);
   },
   kills: async (run) => { await run.step(quick, null); process.kill(process.pid, "SIGKILL"); },
+  late: async (run) => {
+    if (!isLate) { // its claim runs out while it decides
+      isLate = true;
+      const owner = new pg.Client(OWNER_URL);
+      await owner.connect();
+      await owner.query("update baton.messages set visible_at = baton._now()");
+      await owner.end();
+    }
+    return run.step(quick, run.input);
+  },
   impure: (run) => run.step(quick, null, { key: String(process.hrtime.bigint()) }),
 };
 workflows.halves = (run) => Promise.all([run.step(broken, null), workflows.steps(run)]);
@@ -184,6 +195,15 @@ def test_killed_in_a_fan_out_the_others_complete_it_with_every_result_once(shop)
     assert shop.wait("completed").output == list(range(8))
     assert shop.types().count("task_completed") == 8
     assert {pid for *_, pid in shop.marks()} == {first.process.pid, second.process.pid}
+
+
+def test_a_claim_that_runs_out_before_the_body_is_given_out_is_taken_up_again(shop):
+    worker = shop.worker(visibility=600, HEARTBEAT_SECONDS="600", OWNER_URL=shop.url_of(shop.db, "postgres"))
+    shop.start("late", "on time")
+    wait_until(lambda: "ended r" in worker.text() or shop.ended(), "the message is settled")
+    assert (shop.run().status, shop.run().output) == ("completed", "on time")
+    assert [attempt for _, _, attempt, _ in shop.marks()] == [1]
+    assert shop.types().count("task_started") == 1 and shop.conn.execute("select from baton.incidents").fetchall() == []
 
 
 def test_a_body_longer_than_its_claim_is_run_once(shop):

@@ -82,11 +82,17 @@ def kills(run):
 def too_large(run):
     return run.map("large", [run.input])
 
+def late(run):  # its claim runs out while it decides
+    if not run.created:
+        with worker_durable.connect(os.environ["OWNER_URL"]) as db:
+            db.execute("update baton.messages set visible_at = baton._now()")
+    return run.step("quick", run.input)
+
 def raises(run):
     run.step("quick")
     raise ValueError("on purpose")
 
-WORKFLOWS.update({flow.__name__: flow for flow in (fan, steps, gate, both, caught, retries, kills, too_large, raises)})
+WORKFLOWS.update({flow.__name__: flow for flow in (fan, steps, gate, both, caught, retries, kills, too_large, raises, late)})
 for name in os.environ.get("FORGET", "").split():
     WORKFLOWS.pop(name, None)
     BODIES.pop(name, None)
@@ -364,6 +370,15 @@ def test_a_body_that_was_started_by_a_commit_whose_answer_is_lost_is_run_at_once
     assert shop.wait("completed").output == [0, 1, 2]
     assert [(step, attempt) for _, step, _, attempt, _ in shop.marks()] == [("quick 0", 1), ("quick 1", 1), ("quick 2", 1)]
     assert not (shop.folder / "break").exists()
+
+
+def test_a_claim_that_runs_out_before_the_body_is_given_out_is_taken_up_again(shop):
+    worker = shop.worker(visibility=600, OWNER_URL=shop.db.dsn)
+    shop.start("late", "on time")
+    wait_until(lambda: "ended r" in worker.text() or shop.ended(), "the message is settled")
+    assert (shop.run().status, shop.run().output) == ("completed", "on time")
+    assert [attempt for *_, attempt, _ in shop.marks()] == [1]
+    assert shop.types().count("task_started") == 1 and shop.conn.execute("select from baton.incidents").fetchall() == []
 
 
 def test_a_body_that_fails_is_retried_until_its_limit(shop):
