@@ -7,7 +7,7 @@
  * tick looks from the start, which it does every 15 s. A mark that is not fresh is not used.
  */
 comment on table baton.queue_marks is
-'Where claims of a queue begin to look, and whether they may. A queue has a row from its first claim or pause on until it has been empty for an hour.
+'Where claims of a queue begin to look, and whether they may. A queue has a row from its first claim or pause on until it has been empty for an hour and is not paused.
 Written by: _move_marks, _register_queue, pause_queue, resume_queue';
 comment on column baton.queue_marks.mark is 'No due message that was known to the last look from the start was below it when it was set.';
 comment on column baton.queue_marks.marked_at is 'When it was set: claims believe it for 10 s.';

@@ -2,20 +2,6 @@
  * Pausing a queue: nothing of it is claimed until it is resumed. What is in flight goes on, and so does sending. The
  * pause stands beside the queue's mark, which a claim reads anyway.
  */
-create or replace function baton._note_operator(queue_name text, verb text)
-returns void
-language plpgsql
-volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  perform baton._incident(
-    baton._now(), 'operator', queue_name => _note_operator.queue_name,
-    detail => jsonb_build_object('verb', _note_operator.verb)
-  );
-end;
-$$;
-
 create or replace function baton.pause_queue(queue_name text, out outcome text, out was_paused boolean)
 language plpgsql
 volatile
@@ -37,7 +23,9 @@ begin
   outcome := 'paused';
   was_paused := not found;
   if not was_paused then
-    perform baton._note_operator(pause_queue.queue_name, 'pause_queue');
+    perform baton._incident(
+      v_now, 'operator', queue_name => pause_queue.queue_name, detail => jsonb_build_object('verb', 'pause_queue')
+    );
   end if;
 end;
 $$;
@@ -65,7 +53,10 @@ begin
   outcome := 'resumed';
   was_paused := found;
   if was_paused then
-    perform baton._note_operator(resume_queue.queue_name, 'resume_queue');
+    perform baton._incident(
+      baton._now(), 'operator', queue_name => resume_queue.queue_name,
+      detail => jsonb_build_object('verb', 'resume_queue')
+    );
   end if;
 end;
 $$;

@@ -175,6 +175,20 @@ Returns: a row an id, in their order: outcome, message_id. redriven; key_taken, 
 Raises: none
 Locks: the dead messages, by queue and key; waits for another transaction that is inserting the same key';
 
+-- The ids that a verb was given, and whether it is done with each: one that is given twice is done once.
+create or replace function baton._mark_done(message_ids bigint[], done bigint[])
+returns table (message_id bigint, nth bigint, is_done boolean)
+language sql
+immutable
+begin atomic
+  select
+    i.message_id,
+    i.nth,
+    i.nth = min(i.nth) over (partition by i.message_id)
+      and i.message_id in (select d.message_id from unnest(_mark_done.done) as d (message_id)) as is_done
+  from unnest(_mark_done.message_ids) with ordinality as i (message_id, nth);
+end;
+
 create or replace function baton.discard(message_ids bigint[])
 returns table (outcome text, message_id bigint)
 language plpgsql
@@ -209,17 +223,8 @@ begin
   end loop;
 
   return query
-  select
-    case
-      when i.is_first and i.message_id in (select r.message_id from unnest(v_discarded) as r (message_id))
-        then 'discarded'
-      else 'unknown'
-    end,
-    i.message_id
-  from (
-    select n.message_id, n.nth, n.nth = min(n.nth) over (partition by n.message_id) as is_first
-    from unnest(discard.message_ids) with ordinality as n (message_id, nth)
-  ) as i
+  select case when i.is_done then 'discarded' else 'unknown' end, i.message_id
+  from baton._mark_done(discard.message_ids, v_discarded) as i
   order by i.nth;
 end;
 $$;
@@ -270,7 +275,7 @@ begin
   return query
   select
     case
-      when i.is_first and i.message_id in (select r.message_id from unnest(v_removed) as r (message_id)) then 'removed'
+      when i.is_done then 'removed'
       when exists (
         select
         from baton.messages as m
@@ -279,10 +284,7 @@ begin
       else 'unknown'
     end,
     i.message_id
-  from (
-    select n.message_id, n.nth, n.nth = min(n.nth) over (partition by n.message_id) as is_first
-    from unnest(remove_messages.message_ids) with ordinality as n (message_id, nth)
-  ) as i
+  from baton._mark_done(remove_messages.message_ids, v_removed) as i
   order by i.nth;
 end;
 $$;

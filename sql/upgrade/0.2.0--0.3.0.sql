@@ -1,1 +1,2 @@
 -- No table changes.
+drop function if exists baton._note_operator(text, text);
