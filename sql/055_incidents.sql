@@ -59,8 +59,7 @@ begin
   ),
   folded as (
     delete from baton.tallies as t
-    using next as n
-    where t.tally_id = n.tally_id
+    where t.tally_id = any (array(select n.tally_id from next as n))
     returning t.kind
   ),
   added as (

@@ -204,17 +204,17 @@ declare
   v_discarded bigint[];
 begin
   for v_dead in
-    with given as (
-      select d.message_id
+    with given as materialized (
+      select d.message_id, d.queue_name, d.dedupe_key
       from baton.dead_messages as d
       where d.message_id = any (discard.message_ids)
-      order by d.queue_name, d.dedupe_key, d.message_id
-      for update of d
     )
-    delete from baton.dead_messages as d
-    where d.message_id = any (array(select g.message_id from given as g))
-    returning d.message_id, d.queue_name
+    select g.message_id, g.queue_name
+    from given as g
+    order by g.queue_name, g.dedupe_key, g.message_id
   loop
+    delete from baton.dead_messages as d where d.message_id = v_dead.message_id;
+    continue when not found;
     v_discarded := v_discarded || v_dead.message_id;
     perform baton._incident(
       baton._now(), 'operator', queue_name => v_dead.queue_name, message_id => v_dead.message_id,

@@ -143,7 +143,7 @@ begin
         and (m.claimed_at is null or m.visible_at <= _drop_delivery.at)
       for update of m skip locked
     )
-    delete from baton.messages as m using free as f where m.message_id = f.message_id;
+    delete from baton.messages as m where m.message_id = any (array(select f.message_id from free as f));
   end if;
 end;
 $$;
@@ -241,6 +241,9 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_function baton.worker_functions;
@@ -299,6 +302,9 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_function baton.worker_functions;

@@ -7,6 +7,9 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_function baton.worker_functions;
@@ -60,6 +63,9 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_function baton.worker_functions;
@@ -82,6 +88,9 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_function baton.worker_functions;
@@ -90,7 +99,13 @@ begin
   v_function := baton._lock_function(deprecate_workers.function_name);
   perform w.worker_id
   from baton.workers as w
-  where w.function_name = v_function.function_name and w.stopped_at is null
+  where w.worker_id = any (
+    array(
+      select o.worker_id
+      from baton.workers as o
+      where o.function_name = v_function.function_name and o.stopped_at is null
+    )
+  )
   order by w.worker_id
   for no key update of w;
   v_now := baton._now();

@@ -15,14 +15,17 @@ comment on column baton.workers.stopping_at is 'When it said that it is stopping
 comment on column baton.workers.stopped_at is 'When it stopped, or was given up as silent.';
 comment on column baton.workers.deprecated_at is 'From when on it claims nothing more.';
 
+-- "Is true" keeps the look-up of one worker from being planned with the index of all live ones.
 create or replace function baton._goes_on(worker baton.workers)
 returns boolean
 language sql
 immutable
 begin atomic
-  select (_goes_on.worker).stopping_at is null
-    and (_goes_on.worker).stopped_at is null
-    and (_goes_on.worker).deprecated_at is null;
+  select (
+      (_goes_on.worker).stopping_at is null
+      and (_goes_on.worker).stopped_at is null
+      and (_goes_on.worker).deprecated_at is null
+    ) is true;
 end;
 
 create or replace function baton._is_healthy(worker baton.workers, heartbeat_timeout interval, at timestamptz)
@@ -141,6 +144,9 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_function baton.worker_functions;
@@ -222,6 +228,9 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_worker baton.workers;
@@ -273,8 +282,7 @@ begin
     )
     update baton.workers as w
     set stopped_at = _stop_silent_workers.at
-    from silent as s
-    where w.worker_id = s.worker_id
+    where w.worker_id = any (array(select s.worker_id from silent as s))
     returning w.worker_id, w.function_name, w.last_heartbeat_at
   loop
     v_stopped := v_stopped + 1;

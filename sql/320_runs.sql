@@ -244,7 +244,10 @@ begin
     get_run.outcome, get_run.workflow_name, get_run.queue_name, get_run.status, get_run.output, get_run.error,
     get_run.created_at, get_run.ended_at, get_run.wake_at
   from baton.runs as r
-  left join baton.events as e on e.run_id = r.run_id and e.seq = r.last_seq
+  -- "Offset 0" keeps it a look-up: a join that was planned for a short log would read all of a long one.
+  left join lateral (
+    select o.type, o.payload from baton.events as o where o.run_id = r.run_id and o.seq = r.last_seq offset 0
+  ) as e on true
   where r.run_id = get_run.run_id and r.pruned_at is null;
   outcome := coalesce(outcome, 'unknown');
 end;

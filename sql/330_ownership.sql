@@ -134,7 +134,6 @@ begin
   set visible_at = baton._now() + _postpone.delay,
     claimed_at = null,
     dedupe_key = case when m.dedupe_key = baton._run_key(m.run_id, 'wake') then m.dedupe_key end
-  from free as f
-  where m.message_id = f.message_id;
+  where m.message_id = any (array(select f.message_id from free as f));
 end;
 $$;

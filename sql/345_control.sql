@@ -17,11 +17,13 @@ as $$
 declare
   v_attempt integer;
 begin
+  -- By the index of unfinished tasks: "is true" keeps that of all owners, which has no run, out of the plan.
   select t.attempt
   into v_attempt
   from baton.tasks as t
   where t.run_id = (_notify_control.run).run_id
-    and t.status = 'started'
+    and t.status in ('created', 'started')
+    and (t.status = 'started') is true
     and (_notify_control.step_slug is null or t.step_slug = _notify_control.step_slug)
     and (_notify_control.task_index is null or t.task_index = _notify_control.task_index)
   limit 1;

@@ -36,7 +36,7 @@ begin
     order by m.message_id
     for update of m skip locked
   )
-  delete from baton.messages as m using free as f where m.message_id = f.message_id;
+  delete from baton.messages as m where m.message_id = any (array(select f.message_id from free as f));
 end;
 $$;
 

@@ -39,7 +39,7 @@ begin
       and not baton._owns(m.message_id, m.delivery)
     for update of m skip locked
   )
-  delete from baton.messages as m using lost as l where m.message_id = l.message_id;
+  delete from baton.messages as m where m.message_id = any (array(select l.message_id from lost as l));
   update baton.runs as r set lapses = v_lapses where r.run_id = (_lose_replay.run).run_id;
   if v_lapses < (select s.max_lapses from baton.settings as s where s.singleton) then
     return false;

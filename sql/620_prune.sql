@@ -150,7 +150,7 @@ begin
       limit _prune_runs.max_rows - _prune_runs.removed
       for update of m skip locked
     )
-    delete from baton.messages as m using leftover as l where m.message_id = l.message_id;
+    delete from baton.messages as m where m.message_id = any (array(select l.message_id from leftover as l));
     get diagnostics v_count = row_count;
     removed := removed + v_count;
     continue when exists (select from baton.messages as m where m.run_id = v_run_id);
@@ -192,7 +192,7 @@ begin
     limit v_left
     for update of d skip locked
   )
-  delete from baton.dead_messages as d using old as o where d.message_id = o.message_id;
+  delete from baton.dead_messages as d where d.message_id = any (array(select o.message_id from old as o));
   get diagnostics v_count = row_count;
   v_left := v_left - v_count;
 
@@ -204,7 +204,7 @@ begin
     limit v_left
     for update of i skip locked
   )
-  delete from baton.incidents as i using old as o where i.incident_id = o.incident_id;
+  delete from baton.incidents as i where i.incident_id = any (array(select o.incident_id from old as o));
   get diagnostics v_count = row_count;
   v_left := v_left - v_count;
 
@@ -221,7 +221,7 @@ begin
     limit v_left
     for update of w skip locked
   )
-  delete from baton.workers as w using old as o where w.worker_id = o.worker_id;
+  delete from baton.workers as w where w.worker_id = any (array(select o.worker_id from old as o));
   get diagnostics v_count = row_count;
   return _prune_rest.max_rows - v_left + v_count;
 end;

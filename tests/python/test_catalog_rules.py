@@ -10,7 +10,8 @@ CATALOG = (ROOT / "tests/pgtap/900_catalog.sql").read_text()
 RULES = re.findall(r"^\$\$, '(.*)'\);$", CATALOG, re.M)
 
 VERB = """create function baton.verb({arguments}out outcome text) language plpgsql {volatility} {definer}
-  set search_path = pg_catalog, pg_temp as $$begin {body} end$$;
+  set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off set plan_cache_mode = force_generic_plan
+  as $$begin {body} end$$;
   revoke all on function baton.verb from public;"""
 
 
@@ -49,6 +50,7 @@ BREAKS = [
      "alter function baton._move_marks(timestamptz) reset jit"),
     ("plans: where sequential scans are disabled, nothing is compiled or planned anew",
      "alter function baton._move_marks(timestamptz) reset plan_cache_mode"),
+    ("plans: no verb keeps one that reads a whole table", "alter function baton.tick() reset enable_seqscan"),
     ("path: every plpgsql function pins pg_catalog, pg_temp",
      "alter function baton.tick() set search_path = baton, pg_catalog, pg_temp"),
     ("path: every sql function is begin atomic or pins pg_catalog, pg_temp",
@@ -174,8 +176,8 @@ def test_a_broken_rule_is_told(catalog, rule, change):
     TABLE + """alter table baton.extra add column function_name text,
         add constraint extra_function_fkey foreign key (function_name) references baton.worker_functions;
         create index extra_function_idx on baton.extra (function_name)""",
-    """alter function baton.tick() set enable_seqscan = off; alter function baton.tick() set jit = off;
-        alter function baton.tick() set plan_cache_mode = force_generic_plan""",
+    """alter function baton.after_restore() set enable_seqscan = off; alter function baton.after_restore() set jit = off;
+        alter function baton.after_restore() set plan_cache_mode = force_generic_plan""",
 ], ids=["verb", "read", "argument", "table", "foreign key", "setting"])
 def test_what_is_right_passes(catalog, change):
     assert failing(catalog, change) == set()

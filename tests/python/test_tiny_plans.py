@@ -1,0 +1,109 @@
+"""Plans that a session made while the tables were tiny, and keeps: no verb reads them whole when they have grown."""
+
+import uuid
+
+from runs import granted, start
+from starts import call, one, register
+from tasks import create, dispatch, take_task
+from test_replay_costs import buffers
+
+TABLES = "messages, dead_messages, runs, events, steps, tasks, workers, incidents, tallies"
+
+GROW = """
+insert into baton.runs (run_id, workflow_name, queue_name, status, last_seq, created_at)
+select 'other ' || n, 'w', 'q', 'running', 2, baton._now() from generate_series(1, 2000) as n;
+insert into baton.steps (run_id, step_slug, task_count, open_tasks, created_seq)
+select 'other ' || n, 's', 10, 10, 2 from generate_series(1, 2000) as n;
+insert into baton.tasks (run_id, step_slug, task_index, status, attempt, owner_message_id, owner_delivery, last_started_at)
+select 'other ' || n, 's', i, 'started', 1, -n, 1, baton._now()
+from generate_series(1, 2000) as n, generate_series(0, 9) as i;
+insert into baton.messages (queue_name, visible_at, created_at, delivery, claimed_at)
+select 'q', baton._now() + interval '1 hour', baton._now(), 1, baton._now() from generate_series(1, 20000) as n;
+insert into baton.dead_messages (message_id, queue_name, failures, lapses, created_at, died_at, reason)
+select -n, 'q', 1, 0, baton._now(), baton._now(), 'final' from generate_series(1, 20000) as n;
+insert into baton.workers (worker_id, function_name, handshake, started_at, last_heartbeat_at, stopped_at)
+select gen_random_uuid(), 'of ' || n % 2, false, baton._now(), baton._now(), case n % 2 when 0 then baton._now() end
+from generate_series(1, 20000) as n;
+insert into baton.incidents (at, kind) select baton._now(), 'lost' from generate_series(1, 20000) as n;
+"""
+
+
+def running(conn, run_id):
+    """A run that is being replayed, with a body under its message and two under messages of their own."""
+    start(conn, run_id)
+    receipt, epoch = granted(conn, run_id)
+    create(conn, epoch, inputs=range(3), run_id=run_id)
+    dispatch(conn, epoch, 1, run_id)
+    return receipt, epoch
+
+
+def dead(conn):
+    one(conn, "send", queue_name="mail", payload="1")
+    [message] = call(conn, "claim", queue_name="mail")
+    one(conn, "fail", message_id=message.message_id, delivery=message.delivery, error="no", final=True)
+    return message.message_id
+
+
+def costs(conn, name):
+    """What each verb reads, where it has something to do."""
+    spent = {}
+
+    def spend(verb, *arguments):
+        places = ", ".join(["%s"] * len(arguments))
+        spent[verb] = buffers(conn, f"select * from baton.{verb}({places})", *arguments)
+
+    run_id = f"ended {name}"
+    _, epoch = running(conn, run_id)
+    spend("get_run", run_id)
+    message = take_task(conn)
+    spend("start_task", *message)
+    spend("release_task", run_id, "s", 2)
+    spend("skip_step", run_id, "s", epoch)
+    spend("complete_run", run_id, epoch, "1")
+    _, epoch = running(conn, f"cancelled {name}")
+    spend("cancel_run", f"cancelled {name}", "enough")
+
+    register(conn, name)
+    spend("ensure_workers")
+    invocation_id = conn.execute("select invocation_id as id from baton.worker_functions where function_name = %s",
+                                 (name,)).fetchone().id
+    worker_id = uuid.uuid4()
+    spend("reconcile_worker_invocation", name, invocation_id)
+    spend("accept_worker_invocation", name, invocation_id, worker_id)
+    spend("heartbeat", worker_id)
+    spend("claim", "nothing", worker_id)
+    spend("deprecate_workers", name)
+    spend("stop_worker", worker_id)
+    spend("unregister_worker_function", name)
+
+    spend("redrive", [dead(conn)])
+    spend("discard", [dead(conn)])
+    conn.execute("update baton.runs set ended_at = ended_at - interval '2 days' where run_id = %s", (run_id,))
+    conn.execute("update baton.incidents set at = at - interval '2 days' where incident_id = (select max(incident_id)"
+                 " from baton.incidents)")
+    spend("prune", "1 day")
+    return spent
+
+
+def test_no_verb_reads_tables_whole_that_were_tiny_when_it_was_planned(db):
+    conn, other = db.connect(), db.connect()
+    for table in TABLES.split(", "):
+        other.execute(f"alter table baton.{table} set (autovacuum_enabled = off)")
+    costs(conn, "zero")
+    other.execute(f"vacuum analyze {', '.join('baton.' + table for table in TABLES.split(', '))}")
+    tiny = [costs(conn, name) for name in ("one", "two", "three")][-1]
+    other.execute(GROW)
+    grown = costs(conn, "four")
+    assert {verb: (tiny[verb], used) for verb, used in grown.items() if used > tiny[verb] + 60} == {}
+
+
+def test_to_ask_how_a_run_stands_does_not_read_its_log(db):
+    conn, other = db.connect(), db.connect()
+    ask = "select * from baton.get_run('r')"
+    start(conn)
+    other.execute("vacuum analyze baton.runs, baton.events")
+    tiny = [buffers(conn, ask) for _ in range(2)][-1]
+    other.execute("insert into baton.events (run_id, seq, type, created_at)"
+                  " select 'r', n, 'x.y', baton._now() from generate_series(2, 20000) as n")
+    other.execute("update baton.runs set last_seq = 20000")
+    assert buffers(conn, ask) <= tiny + 10
