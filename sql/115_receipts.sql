@@ -147,7 +147,7 @@ begin
 end;
 $$;
 
--- What a receipt is told that did not ack.
+-- What a receipt is told that did not ack: its run or task may have ended while the others were waited for.
 create or replace function baton._refuse_ack(message_id bigint, delivery bigint, verb text)
 returns text
 language plpgsql
@@ -155,7 +155,14 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if baton._is_current(_refuse_ack.message_id, _refuse_ack.delivery) then
+  delete from baton.messages as m
+  where m.message_id = _refuse_ack.message_id
+    and m.delivery = _refuse_ack.delivery
+    and m.claimed_at is not null
+    and not baton._has_purpose(m);
+  if found then
+    return 'acked';
+  elsif baton._is_current(_refuse_ack.message_id, _refuse_ack.delivery) then
     return 'in_use';
   end if;
   perform baton._note_lost(_refuse_ack.message_id, _refuse_ack.delivery, _refuse_ack.verb);

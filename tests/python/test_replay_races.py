@@ -4,6 +4,7 @@ A session is known to wait when pg_blocking_pids says so. Where time matters the
 """
 
 import itertools
+import json
 import subprocess
 import sys
 import threading
@@ -896,6 +897,35 @@ def test_verbs_that_decide_over_several_rows_refuse_other_levels(conn, first, le
     for verb in ("get_run('r')", "read_events('r')", f"extend({m}, {d})", "claim('q')", f"ack({m}, {d})"):
         first.run(f"select * from baton.{verb}")
     assert [m.delivery for m in messages(conn)] == [receipt.delivery] and run(conn).replay_epoch == epoch
+
+
+# An ack --------------------------------------------------------------------------------------------
+
+
+def test_an_ack_that_waited_for_another_message_sees_that_the_run_has_ended_meanwhile(conn, first, second):
+    one(conn, "send", queue_name="users", payload=None)
+    [users] = call(conn, "claim", queue_name="users")
+    start(conn)
+    runs = take(conn)
+    receipts = [{"message_id": m.message_id, "delivery": m.delivery} for m in (users, runs)]
+    first.run("begin")
+    one(first, "extend", **receipts[0])
+    send(second, "ack_many", receipts=json.dumps(receipts))
+    wait_blocked(conn, second, by=first)
+    assert cancel(conn) == "done"
+    first.run("commit")
+    assert [answer.outcome for answer in second.result()] == ["acked", "acked"]
+    assert messages(conn) == []
+
+
+def test_an_ack_of_what_an_open_run_needs_waits_for_nobody(conn, first):
+    conn.execute("set lock_timeout = '5s'")
+    start(conn)
+    receipt = take(conn)
+    receipt = {"message_id": receipt.message_id, "delivery": receipt.delivery}
+    first.run("begin")
+    one(first, "extend", **receipt)
+    assert one(conn, "ack", may_be_in_use=True, **receipt).outcome == "in_use"
 
 
 # A caller's transaction ---------------------------------------------------------------------------
