@@ -133,6 +133,21 @@ begin
 end;
 $$;
 
+create or replace function baton._check_step(step_slug text, on_exhausted text, max_attempts integer)
+returns void
+language sql
+stable
+begin atomic
+  select
+    case
+      when _check_step.on_exhausted not in ('fail_step', 'skip_step')
+        then baton._check_choice('on_exhausted', _check_step.on_exhausted, 'fail_step', 'skip_step')
+      when _check_step.max_attempts < 1
+        then baton._raise('too_small', 'max_attempts', '1', _check_step.max_attempts::text)
+      else baton._check_name('step_slug', _check_step.step_slug)
+    end;
+end;
+
 create or replace function baton.create_step(
   run_id text,
   replay_epoch bigint,
@@ -156,13 +171,7 @@ declare
   v_now timestamptz;
   v_count integer;
 begin
-  perform baton._check_name('step_slug', create_step.step_slug);
-  if create_step.on_exhausted not in ('fail_step', 'skip_step') then
-    perform baton._check_choice('on_exhausted', create_step.on_exhausted, 'fail_step', 'skip_step');
-  end if;
-  if create_step.max_attempts < 1 then
-    perform baton._raise('too_small', 'max_attempts', '1', create_step.max_attempts::text);
-  end if;
+  perform baton._check_step(create_step.step_slug, create_step.on_exhausted, create_step.max_attempts);
   if create_step.inputs is null or jsonb_typeof(create_step.inputs) <> 'array' then
     perform baton._raise('invalid_inputs', coalesce(jsonb_typeof(create_step.inputs), 'null'));
   end if;

@@ -40,6 +40,7 @@
 \ir 420_dispatch.sql
 \ir 430_start_task.sql
 \ir 440_end_task.sql
+\ir 445_advance_run.sql
 \ir 450_release_task.sql
 \ir 460_giving_back.sql
 \ir 500_cancellation.sql

@@ -1,0 +1,161 @@
+/*
+ * The short way from one inline step to the next. The handler that ran the body has decided already what comes after
+ * it, over a log that nobody has added to since its replay: there is nothing that another replay could see.
+ */
+create or replace function baton.advance_run(
+  run_id text,
+  replay_epoch bigint,
+  step_slug text,
+  task_index integer,
+  output jsonb,
+  next_step_slug text,
+  next_input jsonb,
+  on_exhausted text default 'fail_step',
+  max_attempts integer default 3,
+  out outcome text
+)
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+/*
+ *   advanced where all of this holds, else declined
+ *   the run's last replay had this epoch, and has ended
+ *   nothing has asked for a replay since: no event, no wake, no timer
+ *   its receipt is current and has not run out, and its worker goes on
+ *   the task is the only unfinished one, was started under that receipt, for the first time, and has no message
+ *   the next step is new
+ */
+declare
+  v_run baton.runs;
+  v_message baton.messages;
+  v_now timestamptz;
+begin
+  perform
+    baton._check_step(advance_run.next_step_slug, advance_run.on_exhausted, advance_run.max_attempts),
+    baton._check_size('output', pg_column_size(advance_run.output)),
+    baton._check_size('next_input', pg_column_size(advance_run.next_input));
+  outcome := 'declined';
+  v_run := baton._lock_run(advance_run.run_id);
+  if (
+    v_run.status = 'running'
+    and v_run.replay_ended
+    and v_run.replay_epoch = advance_run.replay_epoch
+    and v_run.replayed_seq >= v_run.wake_seq
+    and not v_run.wake_pending
+    and v_run.wake_at is null
+  ) is not true then
+    return;
+  end if;
+  v_message := baton._lock_receipt(v_run.replay_message_id, v_run.replay_delivery);
+  v_now := baton._now();
+  if (v_message.visible_at > v_now and (v_message.claimed_by is null or baton._may_run(v_message.claimed_by))) is not true
+  then
+    return;
+  end if;
+
+  with completed as (
+    update baton.tasks as t
+    set status = 'completed'
+    where t.run_id = v_run.run_id
+      and t.step_slug = advance_run.step_slug
+      and t.task_index = advance_run.task_index
+      -- "Is true" keeps it a look-up by the whole key.
+      and (
+        t.status = 'started'
+        and t.attempt = 1
+        and t.owner_message_id = v_message.message_id
+        and t.owner_delivery = v_message.delivery
+      ) is true
+      and not exists (
+        select
+        from baton.tasks as o
+        where o.run_id = v_run.run_id
+          and o.status in ('created', 'started')
+          and (o.step_slug, o.task_index) <> (advance_run.step_slug, advance_run.task_index)
+      )
+      and not exists (
+        select
+        from baton.messages as m
+        where m.dedupe_key = baton._task_key(v_run.run_id, advance_run.step_slug, advance_run.task_index)
+      )
+      and not exists (
+        select
+        from baton.steps as s
+        where s.run_id = v_run.run_id and s.step_slug = advance_run.next_step_slug
+      )
+    returning t.task_index, t.attempt
+  ),
+  ended as (
+    update baton.steps as s
+    set status = 'completed', open_tasks = 0
+    where s.run_id = v_run.run_id and s.step_slug = advance_run.step_slug and exists (select from completed)
+  ),
+  created as (
+    insert into baton.steps as s (run_id, step_slug, task_count, open_tasks, on_exhausted, max_attempts, created_seq)
+    select
+      v_run.run_id, advance_run.next_step_slug, 1, 1, coalesce(advance_run.on_exhausted, 'fail_step'),
+      coalesce(advance_run.max_attempts, 3), v_run.last_seq + 3
+    from completed
+    returning s.step_slug, s.task_count, s.on_exhausted, s.max_attempts
+  ),
+  started as (
+    insert into baton.tasks as t (
+      run_id, step_slug, task_index, status, attempt, owner_message_id, owner_delivery, last_started_at, worker_id, input
+    )
+    select
+      v_run.run_id, c.step_slug, 0, 'started', 1, v_message.message_id, v_message.delivery, v_now, v_message.claimed_by,
+      coalesce(advance_run.next_input, 'null')
+    from created as c
+    returning t.step_slug, t.task_index, t.attempt, t.owner_message_id, t.owner_delivery
+  ),
+  logged as (
+    insert into baton.events (run_id, seq, type, correlation_id, payload, created_at)
+    select v_run.run_id, v_run.last_seq + e.nth, e.type, e.correlation_id, e.payload, v_now
+    from (
+      select
+        1, 'task_completed', null,
+        jsonb_build_object(
+          'step_slug', advance_run.step_slug, 'task_index', c.task_index, 'attempt', c.attempt,
+          'output', advance_run.output
+        )
+      from completed as c
+      union all
+      select 2, 'step_completed', null, jsonb_build_object('step_slug', advance_run.step_slug)
+      from completed
+      union all
+      select 3, 'step_created', c.step_slug, to_jsonb(c) from created as c
+      union all
+      select
+        4, 'task_started', null,
+        jsonb_build_object(
+          'step_slug', s.step_slug, 'task_index', s.task_index, 'attempt', s.attempt,
+          'message_id', s.owner_message_id, 'delivery', s.owner_delivery
+        )
+      from started as s
+    ) as e (nth, type, correlation_id, payload)
+  )
+  update baton.runs as r
+  set last_seq = v_run.last_seq + 4,
+    wake_seq = v_run.last_seq + 2,
+    replayed_seq = v_run.last_seq + 2,
+    failures = 0,
+    lapses = 0
+  where r.run_id = v_run.run_id and exists (select from completed);
+  if found then
+    outcome := 'advanced';
+  end if;
+end;
+$$;
+
+comment on function baton.advance_run(text, bigint, text, integer, jsonb, text, jsonb, text, integer) is
+'Record the output of the one body that runs inline, and start the next step here, in one call: what complete_task, begin_replay, create_step, dispatch_tasks and end_replay would do, where nothing else has happened to the run since the caller''s last replay. Ask before the next body is started; where it is declined, take the long way.
+Arguments: replay_epoch, of the caller''s last replay; step_slug and task_index, the task whose body has ended; output, of it; next_step_slug, unique in the run; next_input, of its one task; on_exhausted and max_attempts, as in create_step.
+Outcomes: advanced: the caller runs the body of the next step, task 0, attempt 1, under the same receipt; declined: nothing was changed. That is so if a signal or anything else came that asks for a replay, another replay was granted, the receipt is not current or its claim has run out, the worker stops, a timer is set, other tasks are unfinished, the body was not in its first attempt, or there is such a step
+Raises: 22023, 54000, 25001
+Locks: the run, then the message
+Source: eager activity execution of Temporal';
