@@ -142,9 +142,7 @@ begin
   update baton.runs as r
   set last_seq = v_run.last_seq + 4,
     wake_seq = v_run.last_seq + 2,
-    replayed_seq = v_run.last_seq + 2,
-    failures = 0,
-    lapses = 0
+    replayed_seq = v_run.last_seq + 2
   where r.run_id = v_run.run_id and exists (select from completed);
   if found then
     outcome := 'advanced';

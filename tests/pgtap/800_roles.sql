@@ -115,7 +115,7 @@ from (
   values
   ('client', 'cancel_run get_run read_events send send_many signal_run start_run version wake_run'),
   (
-    'worker', 'accept_worker_invocation ack ack_many append_event begin_replay cancel_run claim complete_run '
+    'worker', 'accept_worker_invocation ack ack_many advance_run append_event begin_replay cancel_run claim complete_run '
     'complete_task complete_tasks create_step dismiss_worker_invocation dispatch_tasks end_replay extend extend_many '
     'fail fail_run fail_task get_run heartbeat park read_events reconcile_worker_invocation recover_runs '
     'register_worker reserve_worker_invocation send send_many signal_run skip_step start_run start_task stop_worker terminal_tasks '
