@@ -53,8 +53,9 @@ begin
   end if;
   v_message := baton._lock_receipt(v_run.replay_message_id, v_run.replay_delivery);
   v_now := baton._now();
-  if (v_message.visible_at > v_now and (v_message.claimed_by is null or baton._may_run(v_message.claimed_by))) is not true
-  then
+  if (
+    v_message.visible_at > v_now and (v_message.claimed_by is null or baton._may_run(v_message.claimed_by))
+  ) is not true then
     return;
   end if;
 
@@ -105,7 +106,8 @@ begin
   ),
   started as (
     insert into baton.tasks as t (
-      run_id, step_slug, task_index, status, attempt, owner_message_id, owner_delivery, last_started_at, worker_id, input
+      run_id, step_slug, task_index, status, attempt, owner_message_id, owner_delivery, last_started_at, worker_id,
+      input
     )
     select
       v_run.run_id, c.step_slug, 0, 'started', 1, v_message.message_id, v_message.delivery, v_now, v_message.claimed_by,
