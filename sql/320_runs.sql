@@ -304,7 +304,7 @@ $$;
 comment on function baton.signal_run(text, text, jsonb, text) is
 'Append a signal to a run''s log and wake the run. A run whose delayed start is ahead keeps it for then.
 Arguments: name and payload, what the workflow reads in signal_received; dedupe_key, 1 to 500 bytes: a second signal of the run with it is a duplicate.
-Outcomes: signalled; duplicate; terminal; with status
+Outcomes: signalled; duplicate; terminal, where it has ended, or (status null) is unknown; with status
 Raises: 22023, 54000, 25001
 Locks: the run';
 
@@ -339,6 +339,6 @@ $$;
 
 comment on function baton.wake_run(text) is
 'Have a run replayed, once for all wakes before that replay begins. A delayed run starts early.
-Outcomes: woken; terminal; with status
+Outcomes: woken; terminal, where it has ended, or (status null) is unknown; with status
 Raises: 25001
 Locks: the run';

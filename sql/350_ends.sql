@@ -132,7 +132,7 @@ $$;
 
 comment on function baton.complete_run(text, bigint, jsonb) is
 'End a run with its output, by the replay that holds it. The replay ends with it.
-Outcomes: done; terminal, where it has ended already; with status
+Outcomes: done; terminal, where it has ended already, or (status null) is unknown; with status
 Raises: PB001, 54000, 25001
 Locks: the run, then its messages';
 
@@ -156,7 +156,7 @@ $$;
 
 comment on function baton.fail_run(text, bigint, jsonb) is
 'End a run with an error, by the replay that holds it. The replay ends with it.
-Outcomes: done; terminal, where it has ended already; with status
+Outcomes: done; terminal, where it has ended already, or (status null) is unknown; with status
 Raises: PB001, 54000, 25001
 Locks: the run, then its messages';
 
@@ -186,6 +186,6 @@ $$;
 comment on function baton.cancel_run(text, text) is
 'End a run from outside. Queued work of it never starts; a replay that holds it is told at its next call.
 Arguments: reason, for people; its first 1,000 characters are kept.
-Outcomes: done; terminal, where it has ended already; with status
+Outcomes: done; terminal, where it has ended already, or (status null) is unknown; with status
 Raises: 25001
 Locks: the run, then its messages';

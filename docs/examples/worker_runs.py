@@ -99,7 +99,7 @@ class Run:
 
 def connect(url=DATABASE_URL, **options):
     return psycopg.connect(  # the time-out: a process that hangs must not keep a row locked
-        url, autocommit=True, row_factory=namedtuple_row, connect_timeout=5,
+        url, autocommit=True, row_factory=namedtuple_row, connect_timeout=5, client_encoding="utf8",
         prepare_threshold=None,  # a pooler in transaction mode gives each transaction another connection
         options="-c idle_in_transaction_session_timeout=10s", **options)
 
