@@ -118,13 +118,14 @@ begin
         select from baton.runs as r where r.run_id = (_has_purpose.message).run_id and r.ended_at is null
       );
     when 'task' then
+      -- "Is true" keeps it a look-up by the whole key: the index of unfinished tasks has the run alone.
       return exists (
         select
         from baton.tasks as t
         where t.run_id = (_has_purpose.message).run_id
           and t.step_slug = (_has_purpose.message).step_slug
           and t.task_index = (_has_purpose.message).task_index
-          and t.status in ('created', 'started')
+          and (t.status in ('created', 'started')) is true
       );
     else
       return true;

@@ -2,9 +2,10 @@
 
 import uuid
 
+from psycopg.types.json import Jsonb
 from runs import granted, start
 from starts import call, one, register
-from tasks import create, dispatch, take_task
+from tasks import create, dispatch, started, take_task
 from test_replay_costs import buffers
 
 TABLES = "messages, dead_messages, runs, events, steps, tasks, workers, incidents, tallies"
@@ -107,3 +108,43 @@ def test_to_ask_how_a_run_stands_does_not_read_its_log(db):
                   " select 'r', n, 'x.y', baton._now() from generate_series(2, 20000) as n")
     other.execute("update baton.runs set last_seq = 20000")
     assert buffers(conn, ask) <= tiny + 10
+
+
+def test_a_task_is_looked_up_by_its_whole_key(db):
+    """However many other tasks of its step are unfinished, also in tables that were never analysed."""
+    conn, other = db.connect(), db.connect()
+    start(conn)
+    _, epoch = granted(conn, visibility="1 hour")
+    create(conn, epoch, inputs=range(40))
+    dispatch(conn, epoch, 0)
+
+    def costs():
+        spent = {}
+        tasks = [started(conn, take_task(conn)) for _ in range(4)]
+
+        def spend(verb, *arguments):
+            places = ", ".join(["%s"] * len(arguments))
+            spent[verb] = buffers(conn, f"select * from baton.{verb}({places})", *arguments)
+
+        receipts = [{"message_id": owned.receipt.message_id, "delivery": owned.receipt.delivery} for owned in tasks]
+        spend("extend", *tasks[0].receipt)
+        spend("extend_many", Jsonb(receipts[:1]))
+        spend("ack", *tasks[0].receipt)
+        spend("ack_many", Jsonb(receipts[:1]))
+        spend("terminal_tasks", Jsonb([{"run_id": "r", "step_slug": "s", "task_index": tasks[0].task_index, "attempt": 1}]))
+        spend("park", *tasks[0].receipt, "1 hour", True)
+        spend("fail", *tasks[1].receipt, "no", "1 hour", False, True)
+        spend("fail_task", "r", "s", tasks[2].task_index, 1, Jsonb("no"), *tasks[2].receipt, "1 hour")
+        spend("complete_task", "r", "s", tasks[3].task_index, 1, Jsonb(1), *tasks[3].receipt)
+        return spent
+
+    costs()
+    few = costs()
+    other.execute("insert into baton.tasks (run_id, step_slug, task_index)"
+                  " select 'r', 's', n from generate_series(40, 10000) as n")
+    other.execute("delete from baton.messages where kind = 'task' and claimed_at is null")
+    other.execute("insert into baton.messages (queue_name, kind, run_id, step_slug, task_index, dedupe_key, visible_at,"
+                  " created_at) select 'q', 'task', 'r', 's', n, baton._task_key('r', 's', n), baton._now(),"
+                  " baton._now() from generate_series(9990, 10000) as n")
+    many = costs()
+    assert {verb: (few[verb], used) for verb, used in many.items() if used > few[verb] + 30} == {}
