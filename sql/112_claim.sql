@@ -177,6 +177,6 @@ $$;
 comment on function baton.claim(text, uuid, integer, interval, text) is
 'Take messages that are due, the longest due first, and hide them from others until the claim runs out. Message_id and delivery are the receipt that every later verb wants. A message whose last claim ran out counts one lapse; one at its limit is skipped. A stopping, deprecated, stopped or unknown worker gets nothing, nor does anybody from a paused queue.
 Arguments: worker_id, null is anonymous; visibility, how long the claim lasts, by default settings.visibility; for_run, only that run''s run messages.
-Returns: a row a message: message_id, delivery, kind, run_id, step_slug, task_index, payload, headers, failures, lapses, visible_at (when the claim runs out)
+Returns: a row a message: message_id, delivery, kind (run: begin_replay comes next; task: start_task; else the sender''s own), run_id, step_slug, task_index, payload, headers, failures, lapses, visible_at (when the claim runs out)
 Raises: 22023
 Locks: the messages, never waiting';

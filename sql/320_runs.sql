@@ -5,9 +5,12 @@
  * all wakes before that. wake_pending says that a wake was asked for which no grant has followed yet.
  */
 comment on table baton.runs is
-'The runs, a row each. Their positions: last_seq, of the newest event; wake_seq, of the newest that asks for a replay (a signal, the end of a step); replayed_seq, up to which the last ended replay had read.
+'The runs, a row each.
 Written by: _end_replay_under, _end_run, _give_up_run, _lose_replay, _prune_log, _prune_whole, _save_positions, _set_back, _settle_run, _wake, advance_run, append_event, begin_replay, create_step, dispatch_tasks, end_replay, fail, release_replay, signal_run, start_run, start_task, wake_run';
 comment on column baton.runs.status is 'pending, running, suspended; completed, failed, cancelled.';
+comment on column baton.runs.last_seq is 'The position of its newest event.';
+comment on column baton.runs.wake_seq is 'The position of the newest that asks for a replay: a signal, the end of a step.';
+comment on column baton.runs.replayed_seq is 'Up to which position the last replay that ended had read.';
 comment on column baton.runs.wake_pending is 'A wake was asked for, and no grant has followed it.';
 comment on column baton.runs.failures is 'Replays in a row that failed.';
 comment on column baton.runs.lapses is 'Replays in a row that were lost.';

@@ -4,7 +4,10 @@ import re
 
 import pytest
 from conftest import ROOT
-from runs import append, begin, end, granted, last_seq, start, superseded, take
+from psycopg.types.json import Jsonb
+from runs import append, begin, cancel, end, granted, last_seq, signal, start, superseded, take
+from starts import call
+from tasks import complete, create, fail, release, replay, skip
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PAGES = [page for page in PAGES if "node_modules" not in page.parts]
@@ -53,3 +56,39 @@ def test_a_log_of_ones_own_is_fenced_by_an_event_beside_each_append(conn):
     assert conn.execute("select position from own_log order by position").fetchall() == [(1,), (2,)]
     assert end(conn, second, last_seq(conn)).outcome == "ended"
     assert take(conn) is None
+
+
+def test_the_log_is_as_the_guide_has_it(conn):
+    """docs/guides/replay.md: each type of event, and the keys of its payload."""
+    [table] = re.findall(r"^## The log\n.*?^\| --- .*?\n(.*?)\n\n", (ROOT / "docs/guides/replay.md").read_text(), re.M | re.S)
+    told, seen = {}, {}
+    for types, payload in (row.strip("| ").split(" | ")[:2] for row in table.splitlines()):
+        for type in re.findall(r"`(\w+)`", types):
+            told.setdefault(type, set()).update(re.findall(r"`(\w+)`", payload))
+
+    start(conn)
+    signal(conn)
+    receipt, epoch = granted(conn)
+    forgiven = "given up, skipped", "failed, skipped"
+    slugs = "completed", "given up", "failed", *forgiven, "skipped", "released"
+    for slug in slugs:
+        create(conn, epoch, slug, on_exhausted="skip_step" if slug in forgiven else "fail_step")
+    tasks = {task.step_slug: task for task in replay(conn, receipt, epoch, inline_limit=len(slugs))[1]}
+    complete(conn, tasks["completed"])
+    for slug in "failed", "failed, skipped":
+        fail(conn, tasks[slug], final=True)
+    for slug in "given up", "given up, skipped":
+        release(conn, slug, action="fail")
+    skip(conn, "skipped")
+    fail(conn, tasks["released"])
+    release(conn, "released")
+    cancel(conn)
+    start(conn, "another")
+    call(conn, "complete_run", run_id="another", replay_epoch=granted(conn, "another")[1], output=Jsonb(1))
+    start(conn, "third")
+    receipt, _ = granted(conn, "third")
+    call(conn, "fail", message_id=receipt.message_id, delivery=receipt.delivery, error="no", final=True)
+
+    for type, payload in conn.execute("select type, payload from baton.events"):
+        seen.setdefault(type, set()).update(payload if isinstance(payload, dict) else ())
+    assert seen == told
