@@ -27,7 +27,8 @@ as $$
  *   the run's last replay had this epoch, and has ended
  *   nothing has asked for a replay since: no event, no wake, no timer
  *   its receipt is current and has not run out, and its worker goes on
- *   the task is the only unfinished one, was started under that receipt, for the first time, and has no message
+ *   the task is its step's only one and the run's only unfinished one; so there is no other end that was not seen
+ *   it was started under that receipt, for the first time, and has no message
  *   the next step is new
  */
 declare
@@ -72,6 +73,11 @@ begin
         and t.owner_message_id = v_message.message_id
         and t.owner_delivery = v_message.delivery
       ) is true
+      and exists (
+        select
+        from baton.steps as s
+        where s.run_id = v_run.run_id and s.step_slug = advance_run.step_slug and s.task_count = 1
+      )
       and not exists (
         select
         from baton.tasks as o
@@ -155,7 +161,7 @@ $$;
 comment on function baton.advance_run(text, bigint, text, integer, jsonb, text, jsonb, text, integer) is
 'Record the output of the one body that runs inline, and start the next step here, in one call: what complete_task, begin_replay, create_step, dispatch_tasks and end_replay would do, where nothing else has happened to the run since the caller''s last replay. Ask before the next body is started; where it is declined, take the long way.
 Arguments: replay_epoch, of the caller''s last replay; step_slug and task_index, the task whose body has ended; output, of it; next_step_slug, unique in the run; next_input, of its one task; on_exhausted and max_attempts, as in create_step.
-Outcomes: advanced: the caller runs the body of the next step, task 0, attempt 1, under the same receipt; declined: nothing was changed. That is so if a signal or anything else came that asks for a replay, another replay was granted, the receipt is not current or its claim has run out, the worker stops, a timer is set, other tasks are unfinished, the body was not in its first attempt, or there is such a step
+Outcomes: advanced: the caller runs the body of the next step, task 0, attempt 1, under the same receipt; declined: nothing was changed. That is so if a signal or anything else came that asks for a replay, another replay was granted, the receipt is not current or its claim has run out, the worker stops, a timer is set, other tasks are unfinished, the step has several tasks, the body was not in its first attempt, or there is such a step
 Raises: 22023, 54000, 25001
 Locks: the run, then the message
 Source: eager activity execution of Temporal';
