@@ -272,6 +272,11 @@ begin
   if v_keyless_ids is not null then
     perform baton._notify_message(send_many.queue_name);
   end if;
+  if v_ids is null then
+    return query
+    select 'sent', i.message_id from unnest(v_keyless_ids) with ordinality as i (message_id, nth) order by i.nth;
+    return;
+  end if;
 
   return query
   select coalesce(v_outcomes[i.nth], 'sent'), coalesce(v_ids[i.nth], v_keyless_ids[i.nth_keyless])

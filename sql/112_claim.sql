@@ -2,13 +2,21 @@
  * Claiming: what is due is given out, the longest due first, for a while.
  */
 
--- From gen_random_uuid, which setseed can't repeat.
+-- What is given out together has one secret. From gen_random_uuid, which setseed can't repeat.
+create or replace function baton._delivery(secret uuid, message_id bigint)
+returns bigint
+language sql
+immutable
+begin atomic
+  select uuid_hash_extended(_delivery.secret, _delivery.message_id) & 9007199254740991;
+end;
+
 create or replace function baton._new_delivery()
 returns bigint
 language sql
 volatile
 begin atomic
-  select uuid_hash_extended(gen_random_uuid(), 0) & 9007199254740991;
+  select baton._delivery(gen_random_uuid(), 0);
 end;
 
 -- Failures (a handler said so) and lapses (nobody said anything) have limits of their own.
@@ -48,13 +56,10 @@ returns table (
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := baton._now();
+  v_secret uuid := gen_random_uuid();
   v_rules record;
   v_picked bigint[];
 begin
@@ -106,7 +111,7 @@ begin
   return query
   with taken as (
     update baton.messages as m
-    set delivery = baton._new_delivery(),
+    set delivery = baton._delivery(v_secret, m.message_id),
       claimed_at = v_now,
       claimed_by = _claim.worker_id,
       lapses = m.lapses + (m.claimed_at is not null)::integer,
@@ -152,6 +157,7 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set enable_bitmapscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
