@@ -84,7 +84,7 @@ begin
     perform baton._raise('invalid_receipts', 'not an array');
   end if;
   -- What looks as claim gave it out needs no closer look.
-  if _receipts.receipts::text !~ '^\[(\{"delivery": [0-9]{1,18}, "message_id": [0-9]{1,18}\}(, )?)*\]$' then
+  if _receipts.receipts::text !~ '^[[]([{]"delivery": [0-9]{1,18}, "message_id": [0-9]{1,18}[}](, )?)*[]]$' then
     select i.value
     into v_item
     from jsonb_array_elements(_receipts.receipts) as i
