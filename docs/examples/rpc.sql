@@ -1,5 +1,6 @@
 -- Workers and clients over HTTP: the roles for PostgREST, in front of the database in which pg_baton is installed.
--- Run it as the owner of the package. PostgREST's own configuration then says:
+-- Run it as the owner of the package, without the lines for roles that are there already. PostgREST's own configuration
+-- then says:
 --
 --   db-uri     = "postgres://authenticator@localhost/app"
 --   db-schemas = "api, baton"

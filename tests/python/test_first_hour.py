@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from types import SimpleNamespace
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -55,6 +56,26 @@ def test_the_sql_of_the_readme_runs_in_its_order(db):
         assert grants == ["granted"] * 5
     finally:
         db.connect().execute(f"drop owned by {', '.join(ROLES)}; drop role {', '.join(ROLES)}")
+
+
+def test_the_handler_of_the_readme_starts_one_worker_however_often_it_is_asked(db):
+    [code] = PYTHON.findall(README)
+    conn = db.connect()
+    conn.execute("select baton.register_worker_function('orders', url => 'http://127.0.0.1/')")
+    [asked] = conn.execute("select * from baton.reserve_worker_invocation('orders')").fetchall()
+    booting, working = [], []
+    names = {"psycopg": psycopg, "namedtuple_row": namedtuple_row, "uuid4": uuid4, "url": db.dsn, "name": "orders",
+             "boot": lambda: None, "in_background": lambda *start: booting.append(start), "work": working.append}
+    exec(compile(code, "README.md", "exec"), names)
+    try:
+        assert [names["on_request"](asked.invocation_id) for _ in range(2)] == [202, 202]
+        for start, invocation_id in booting:
+            start(invocation_id)
+        assert names["on_request"](asked.invocation_id) == 202
+        assert len(booting) == 2 and [worker.worker_id for worker in conn.execute("select * from baton.workers")] == working
+        assert len(working) == 1
+    finally:
+        names["db"].close()
 
 
 def test_a_run_of_the_readme_is_replayed_by_its_worker_in_any_encoding(ascii_db, tmp_path):
