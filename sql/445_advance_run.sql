@@ -6,7 +6,6 @@ create or replace function baton.advance_run(
   run_id text,
   replay_epoch bigint,
   step_slug text,
-  task_index integer,
   output jsonb,
   next_step_slug text,
   next_input jsonb,
@@ -65,7 +64,7 @@ begin
     set status = 'completed'
     where t.run_id = v_run.run_id
       and t.step_slug = advance_run.step_slug
-      and t.task_index = advance_run.task_index
+      and t.task_index = 0
       -- "Is true" keeps it a look-up by the whole key.
       and (
         t.status = 'started'
@@ -83,12 +82,12 @@ begin
         from baton.tasks as o
         where o.run_id = v_run.run_id
           and o.status in ('created', 'started')
-          and (o.step_slug, o.task_index) <> (advance_run.step_slug, advance_run.task_index)
+          and (o.step_slug, o.task_index) <> (advance_run.step_slug, 0)
       )
       and not exists (
         select
         from baton.messages as m
-        where m.dedupe_key = baton._task_key(v_run.run_id, advance_run.step_slug, advance_run.task_index)
+        where m.dedupe_key = baton._task_key(v_run.run_id, advance_run.step_slug, 0)
       )
       and not exists (
         select
@@ -158,9 +157,9 @@ begin
 end;
 $$;
 
-comment on function baton.advance_run(text, bigint, text, integer, jsonb, text, jsonb, text, integer) is
-'Record the output of the one body that runs inline, and start the next step here, in one call: what complete_task, begin_replay, create_step, dispatch_tasks and end_replay would do, where nothing else has happened to the run since the caller''s last replay. Ask before the next body is started; where it is declined, take the long way.
-Arguments: replay_epoch, of the caller''s last replay; step_slug and task_index, the task whose body has ended; output, of it; next_step_slug, unique in the run; next_input, of its one task; on_exhausted and max_attempts, as in create_step.
+comment on function baton.advance_run(text, bigint, text, jsonb, text, jsonb, text, integer) is
+'Record the output of the one body that runs inline, and start the next step here, in one call: what complete_task, begin_replay, create_step, dispatch_tasks and end_replay would do, where nothing else has happened to the run since the caller''s last replay. Where it is declined, take the long way.
+Arguments: replay_epoch, of the caller''s last replay; step_slug, the step of one task whose body has ended; output, of that; next_step_slug, unique in the run; next_input, of its one task; on_exhausted and max_attempts, as in create_step.
 Outcomes: advanced: the caller runs the body of the next step, task 0, attempt 1, under the same receipt; declined: nothing was changed. That is so if a signal or anything else came that asks for a replay, another replay was granted, the receipt is not current or its claim has run out, the worker stops, a timer is set, other tasks are unfinished, the step has several tasks, the body was not in its first attempt, or there is such a step
 Raises: 22023, 54000, 25001
 Locks: the run, then the message

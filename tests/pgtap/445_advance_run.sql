@@ -1,10 +1,10 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(69);
+select plan(68);
 
 create function baton_test.go_on(
-  run_id text, next_step_slug text default 't', task_index integer default 0, step_slug text default 's'
+  run_id text, next_step_slug text default 't', step_slug text default 's'
 )
 returns text
 language sql
@@ -13,7 +13,7 @@ begin atomic
   select a.outcome
   from baton.runs as r
   cross join lateral baton.advance_run(
-    r.run_id, r.replay_epoch, go_on.step_slug, go_on.task_index, '{"out": 1}', go_on.next_step_slug, '{"in": 2}'
+    r.run_id, r.replay_epoch, go_on.step_slug, '{"out": 1}', go_on.next_step_slug, '{"in": 2}'
   ) as a
   where r.run_id = go_on.run_id;
 end;
@@ -59,7 +59,7 @@ end;
 
 -- What it answers, and whether anything of the run has changed.
 create function baton_test.declines(
-  run_id text, next_step_slug text default 't', task_index integer default 0, step_slug text default 's'
+  run_id text, next_step_slug text default 't', step_slug text default 's'
 )
 returns text
 language plpgsql
@@ -67,7 +67,7 @@ volatile
 as $$
 declare
   v_before jsonb := baton_test.picture(declines.run_id);
-  v_outcome text := baton_test.go_on(declines.run_id, declines.next_step_slug, declines.task_index, declines.step_slug);
+  v_outcome text := baton_test.go_on(declines.run_id, declines.next_step_slug, declines.step_slug);
 begin
   return v_outcome || case when baton_test.picture(declines.run_id) is distinct from v_before then ', changed' else '' end;
 end;
@@ -115,7 +115,7 @@ select is(
   (
     select a.outcome
     from baton.runs as r
-    cross join lateral baton.advance_run('c', r.replay_epoch, 's', 0, null, 't', null, 'skip_step', 5) as a
+    cross join lateral baton.advance_run('c', r.replay_epoch, 's', null, 't', null, 'skip_step', 5) as a
     where r.run_id = 'c'
   ), 'advanced', 'next: nothing in, nothing out'
 );
@@ -128,7 +128,7 @@ select is(
   (
     select a.outcome
     from baton.runs as r
-    cross join lateral baton.advance_run('c', r.replay_epoch, 't', 0, '1', 'u', '1', null, null) as a
+    cross join lateral baton.advance_run('c', r.replay_epoch, 't', '1', 'u', '1', null, null) as a
     where r.run_id = 'c'
   ), 'advanced', 'next: nulls'
 );
@@ -136,21 +136,21 @@ select is(
   (select format('%s %s', s.on_exhausted, s.max_attempts) from baton.steps as s where s.run_id = 'c' and s.step_slug = 'u'),
   'fail_step 3', 'next: are the defaults'
 );
-select is(baton_test.declines('c', 's', 0, 'u'), 'declined', 'next: there is such a step');
-select is(baton_test.declines('c', 'u', 0, 'u'), 'declined', 'next: it is the same step');
+select is(baton_test.declines('c', 's', 'u'), 'declined', 'next: there is such a step');
+select is(baton_test.declines('c', 'u', 'u'), 'declined', 'next: it is the same step');
 select is(baton_test.sqlstate_of(c.statement), c.error, 'next: refused: ' || c.statement)
 from (
   values
-  ('select baton.advance_run(''c'', 1, ''u'', 0, ''1'', '''', ''1'')', '22023'),
-  ('select baton.advance_run(''c'', 1, ''u'', 0, ''1'', null, ''1'')', '22023'),
-  ('select baton.advance_run(''c'', 1, ''u'', 0, ''1'', ''v'', ''1'', ''retry'')', '22023'),
-  ('select baton.advance_run(''c'', 1, ''u'', 0, ''1'', ''v'', ''1'', max_attempts => 0)', '22023'),
-  ('select baton.advance_run(''c'', 1, ''u'', 0, to_jsonb(repeat(''x'', 2000000)), ''v'', ''1'')', '54000'),
-  ('select baton.advance_run(''c'', 1, ''u'', 0, ''1'', ''v'', to_jsonb(repeat(''x'', 2000000)))', '54000'),
-  ('select baton.advance_run(null, null, null, null, null, ''v'', null)', '00000')
+  ('select baton.advance_run(''c'', 1, ''u'', ''1'', '''', ''1'')', '22023'),
+  ('select baton.advance_run(''c'', 1, ''u'', ''1'', null, ''1'')', '22023'),
+  ('select baton.advance_run(''c'', 1, ''u'', ''1'', ''v'', ''1'', ''retry'')', '22023'),
+  ('select baton.advance_run(''c'', 1, ''u'', ''1'', ''v'', ''1'', max_attempts => 0)', '22023'),
+  ('select baton.advance_run(''c'', 1, ''u'', to_jsonb(repeat(''x'', 2000000)), ''v'', ''1'')', '54000'),
+  ('select baton.advance_run(''c'', 1, ''u'', ''1'', ''v'', to_jsonb(repeat(''x'', 2000000)))', '54000'),
+  ('select baton.advance_run(null, null, null, null, ''v'', null)', '00000')
 ) as c (statement, error);
 select is(
-  (select a.outcome from baton.advance_run(null, null, null, null, null, 'v', null) as a), 'declined', 'next: of no run'
+  (select a.outcome from baton.advance_run(null, null, null, null, 'v', null) as a), 'declined', 'next: of no run'
 );
 
 -- Whose replay was the last one
@@ -160,16 +160,16 @@ select is(
   (
     select a.outcome
     from baton.runs as r
-    cross join lateral baton.advance_run('e', r.replay_epoch + 1, 's', 0, '1', 't', '1') as a
+    cross join lateral baton.advance_run('e', r.replay_epoch + 1, 's', '1', 't', '1') as a
     where r.run_id = 'e'
   ), 'declined', 'replay: another epoch'
 );
-select is((select a.outcome from baton.advance_run('e', null, 's', 0, '1', 't', '1') as a), 'declined', 'replay: none');
-select is((select a.outcome from baton.advance_run('unknown', 1, 's', 0, '1', 't', '1') as a), 'declined', 'replay: an unknown run');
+select is((select a.outcome from baton.advance_run('e', null, 's', '1', 't', '1') as a), 'declined', 'replay: none');
+select is((select a.outcome from baton.advance_run('unknown', 1, 's', '1', 't', '1') as a), 'declined', 'replay: an unknown run');
 select replay_epoch as ee from baton.runs where run_id = 'e' \gset
 select e as e2 from baton_test.again('e') \gset
 select baton_test.finish('e', :e2) \g /dev/null
-select is((select a.outcome from baton.advance_run('e', :ee, 's', 0, '1', 't', '1') as a), 'declined', 'replay: another has looked since');
+select is((select a.outcome from baton.advance_run('e', :ee, 's', '1', 't', '1') as a), 'declined', 'replay: another has looked since');
 select is(baton_test.declines('e'), 'declined', 'replay: and the body is not that one''s');
 select e as fe from baton_test.made('f') \gset
 select baton_test.dispatch('f', :fe) \g /dev/null
@@ -237,13 +237,12 @@ select is(
   (select t.worker_id from baton.tasks as t where t.run_id = 'o' and t.step_slug = 't'), baton_test.worker(1), 'receipt: whose body it is'
 );
 select baton.stop_worker(baton_test.worker(1)) \g /dev/null
-select is(baton_test.declines('o', 'u', 0, 't'), 'declined', 'receipt: of a worker that stops');
+select is(baton_test.declines('o', 'u', 't'), 'declined', 'receipt: of a worker that stops');
 
 -- The body
 
 select baton_test.inline('p') \g /dev/null
 select is(baton_test.declines('p', step_slug => 'x'), 'declined', 'body: of no step');
-select is(baton_test.declines('p', task_index => 1), 'declined', 'body: of no task');
 select baton_test.advance('30 seconds') \g /dev/null
 select e as pe from baton_test.replay('p') \gset
 select is(baton_test.dispatch('p', :pe), 'execute s/0#2', 'body: in its second attempt');

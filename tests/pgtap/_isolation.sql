@@ -59,7 +59,7 @@ insert into refused (statement) values
   '''step_slug'', ''s'', ''task_index'', 0, ''attempt'', 1, ''output'', 1, ''message_id'', m, ''delivery'', d))) '
   'from baton_test.held(''tasks'')'
 ),
-('select baton.advance_run(''r'', 1, ''s'', 0, ''1'', ''t'', ''1'')'),
+('select baton.advance_run(''r'', 1, ''s'', ''1'', ''t'', ''1'')'),
 ('select baton.fail_task(''r'', ''s'', 0, 1, ''"x"'', m, d) from baton_test.held(''tasks'')'),
 ('select baton.skip_step(''r'', ''s'')'), ('select baton.skip_step(''r'', ''s'', 1)'),
 ('select baton.release_task(''r'', ''s'', 0)'), ('select baton.release_task(''r'', ''s'', 0, ''fail'')'),
