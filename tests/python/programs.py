@@ -81,7 +81,11 @@ class Shop:
         return self.run(run_id).ended_at
 
     def wait(self, status, run_id="r"):
-        wait_until(lambda: self.ended(run_id), f"{run_id} has ended", every=0.02)
+        try:
+            wait_until(lambda: self.ended(run_id), f"{run_id} has ended", every=0.02)
+        except AssertionError as error:
+            said = "".join(f"\n{worker.output.name}:\n{worker.text()}" for worker in self.workers)
+            raise AssertionError(f"{error}\n{self.messages()}{said}") from None
         assert self.run(run_id).status == status, self.run(run_id)
         return self.run(run_id)
 
