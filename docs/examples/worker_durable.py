@@ -69,17 +69,23 @@ class StepFailed(Exception):
 class StepRun(Run):
     """What a workflow sees of its run in one replay."""
 
-    def __init__(self, events, baton, is_stopping):
+    def __init__(self, events, baton, is_stopping, is_ahead=False):
         super().__init__(events, baton, is_stopping)
         self.created, self.passed, self.ended, self.outputs = {}, set(), {}, {}
-        self.new_steps, self.is_suspended = [], False
+        self.new_steps, self.suspended, self.is_ahead = [], None, is_ahead
         for event in events:
             if event.type == "step_created":
                 self.created[event.correlation_id] = event.payload
             elif event.type == "task_completed":
                 self.outputs.setdefault(event.payload["step_slug"], {})[event.payload["task_index"]] = event.payload["output"]
-            elif event.type in ("step_completed", "step_failed", "step_skipped"):
+            elif event.type in ("step_failed", "step_skipped"):
                 self.ended[event.payload["step_slug"]] = event
+
+    def record(self, event_type, decide):
+        """Ahead of a replay nothing is decided that the replay would have to write down."""
+        if self.is_ahead and self.position == len(self.recorded):
+            raise Suspended(None)
+        return super().record(event_type, decide)
 
     def step(self, body, input=None, key="", **options):
         """What BODIES[body](input) answers. The same body again in a run needs a key, which makes the step's name."""
@@ -99,13 +105,14 @@ class StepRun(Run):
             raise Suspended(None)
         if self.created[slug]["task_count"] != len(inputs):
             raise Diverged(f"step {slug!r} had {self.created[slug]['task_count']} inputs, not {len(inputs)}")
+        outputs = self.outputs.get(slug, {})
+        if len(outputs) == len(inputs):
+            return [outputs[index] for index in range(len(inputs))]
         if not (end := self.ended.get(slug)):
             raise Suspended(None)
         if end.type == "step_failed":
             raise StepFailed(slug, end.payload.get("error") or end.payload.get("reason"))
-        if end.type == "step_skipped":
-            return None
-        return [self.outputs[slug][index] for index in range(len(inputs))]
+        return None
 
 
 class Worker:
@@ -193,12 +200,39 @@ class Slot(worker_runs.Worker):
             if not (ended := self.execute(task)):
                 return "given back"
             # A later attempt ends alone: should the workflow's code kill us now, that is not the body's fault.
-            answer = self.end_and_replay(events, ended) if task.attempt == 1 else None
+            answer = (self.advance(events, task) or self.end_and_replay(events, ended)) if task.attempt == 1 else None
             if not answer:
                 self.end(ended)
                 answer = self.replay(events)
             outcome, task = answer
         return outcome
+
+    def advance(self, events, task):
+        """The short way: the end of a body and the start of the next one in one call, where the code wants only that, and
+        nothing else has happened to the run. Answers as replay does, or None: take the long way."""
+        if not task.output:
+            return None
+        end = {"step_slug": task.step_slug, "task_index": task.task_index, "output": task.output.obj}
+        try:
+            # The end that is assumed comes back from the database in the form in which replays will read it.
+            *since, ended = self.db.execute(
+                "select * from baton.read_events(%s, %s)"
+                " union all select null, 'task_completed', null, %s, null order by seq nulls last",
+                (task.run_id, events[-1].seq, Jsonb(end)))
+            events += since
+            run, _ = self.decide(task.baton, [*events, ended], is_ahead=True)
+            match run and (run.suspended, run.new_steps):
+                case (None,), [(slug, Jsonb(obj=[input]), *options)]:
+                    started = self.one(
+                        "select * from baton.advance_run(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+                        " cross join (values (%s, 0, 1, %s)) as t (step_slug, task_index, attempt, input)",
+                        task.run_id, task.baton.replay_epoch, task.step_slug, task.task_index, task.output,
+                        slug, Jsonb(input), *options, slug, Jsonb(input))
+                    if started.outcome == "advanced":
+                        return started.outcome, Task(task.baton, started)
+        except psycopg.Error as error:
+            log("not advanced:", repr(error))
+        return None
 
     def end_and_replay(self, events, ended):
         """The end of a body and the replay that follows, in one short transaction: one commit a step."""
@@ -227,15 +261,16 @@ class Slot(worker_runs.Worker):
             task = task or started
         return outcome, task if outcome == "ended" else None
 
-    def decide(self, baton, events):
-        """Run the workflow's code over the events. Answers what is to be written, and how the replay is to end."""
+    def decide(self, baton, events, is_ahead=False):
+        """Run the workflow's code over the events. Answers what is to be written, and how the replay is to end; or None,
+        and with what to fail."""
         if not (workflow := WORKFLOWS.get(baton.workflow_name)):  # others may know it: a newer deployment
-            return None, self.giving_back(f"unknown workflow: {baton.workflow_name}", UNKNOWN_DELAY)
-        run, fence, error = StepRun(events, baton, lambda: self.stopping), (baton.run_id, baton.replay_epoch), None
+            return None, (f"unknown workflow: {baton.workflow_name}", UNKNOWN_DELAY)
+        run, fence, error = StepRun(events, baton, lambda: self.stopping, is_ahead), (baton.run_id, baton.replay_epoch), None
         try:
             end = "select * from baton.complete_run(%s, %s, %s)", *fence, Jsonb(workflow(run))
         except Suspended as wait:
-            run.is_suspended = True
+            run.suspended = wait.args
             end = "select * from baton.end_replay(%s, %s, %s, %s)", *fence, events[-1].seq, *wait.args
         except Failed as failed:
             end = "select * from baton.fail_run(%s, %s, %s)", *fence, Jsonb(failed.args[0])
@@ -245,23 +280,24 @@ class Slot(worker_runs.Worker):
             error = repr(raised)
         if run.position < len(run.recorded) or run.created.keys() - run.passed:
             error = error or "Diverged('the log holds more than the code did')"
-        return (None, self.giving_back(error)) if error else (run, end)
+        return (None, (error,)) if error else (run, end)
 
     def write(self, baton, run, end):
         """Answers how the replay ended, and the body that this process is to run, if it was given one."""
+        if not run:
+            return self.fail(*end), None
         task, fence = None, (baton.run_id, baton.replay_epoch)
-        if run:
-            for event in run.new:
-                self.one("select * from baton.append_event(%s, %s, %s, %s, %s)", *fence, *event)
-            for step in run.new_steps:
-                self.one("select * from baton.create_step(%s, %s, %s, %s, %s, %s)", *fence, *step)
-        if run and run.is_suspended:
+        for event in run.new:
+            self.one("select * from baton.append_event(%s, %s, %s, %s, %s)", *fence, *event)
+        for step in run.new_steps:
+            self.one("select * from baton.create_step(%s, %s, %s, %s, %s, %s)", *fence, *step)
+        if run.suspended:
             rows = self.dispatch(fence)
             if any(row.outcome == "lost" for row in rows):  # our claim ran out; if nobody took it, it is still ours
                 self.one("select * from baton.extend(%s, %s, %s)", *self.receipt, VISIBILITY)
                 rows = self.dispatch(fence)
             # running: it was given to us, and the answer was lost
-            task = next((Task(baton.run_id, row) for row in rows if row.outcome in ("execute", "running")), None)
+            task = next((Task(baton, row) for row in rows if row.outcome in ("execute", "running")), None)
         return self.one(*end).outcome, task
 
     def dispatch(self, fence):
@@ -274,7 +310,7 @@ class Slot(worker_runs.Worker):
         started = self.one("select * from baton.start_task(%s, %s)", *self.receipt)
         if started.outcome != "execute":  # await, skip, lost: nothing is left to do
             return started.outcome
-        ended = self.execute(Task(started.run_id, started))
+        ended = self.execute(Task(started, started))
         return self.end(ended) if ended else "given back"
 
     # A body -------------------------------------------------------------------------------------
@@ -282,13 +318,14 @@ class Slot(worker_runs.Worker):
     def execute(self, task):
         """Run a body, while the message that it runs under is extended. Answers the call that tells how it ended."""
         if not (body := BODIES.get(task.step_slug.split(" ")[0])):
-            self.one(*self.giving_back(f"unknown step: {task.step_slug}", UNKNOWN_DELAY))
+            self.fail(f"unknown step: {task.step_slug}", UNKNOWN_DELAY)
             return None
         verb, options = "complete_task", ""
         try:
             with self.control.registered(task):
                 task.raise_if_cancelled()
                 result = json.loads(json.dumps(body(task.input, task)))
+            task.output = Jsonb(result)
         except (Cancelled, Exception) as raised:
             if task.cancelled.is_set():  # it has stopped, in whatever way: given back, unless it has ended
                 log(self.tell(*self.parking()).outcome, task.step_slug)
@@ -325,20 +362,17 @@ class Slot(worker_runs.Worker):
     def parking(self):
         return "select * from baton.park(%s, %s, force => true)", *self.receipt
 
-    def giving_back(self, error, delay=None):
-        log("failing:", error)
-        return "select * from baton.fail(%s, %s, %s, %s, force => true)", *self.receipt, error, delay
-
     def fail(self, error, delay=None):
-        return self.one(*self.giving_back(error, delay)).outcome
+        log("failing:", error)
+        return self.one("select * from baton.fail(%s, %s, %s, %s, force => true)", *self.receipt, error, delay).outcome
 
 
 class Task(Attempt):
     """What a body is told of itself: which attempt it is, and whether it is to stop."""
 
-    def __init__(self, run_id, row):
-        super().__init__(run_id, row.step_slug, row.task_index, row.attempt)
-        self.input = row.input
+    def __init__(self, baton, row):
+        super().__init__(baton.run_id, row.step_slug, row.task_index, row.attempt)
+        self.baton, self.input, self.output = baton, row.input, None  # the replay that started it here
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from tasks import create, replay
 
 # Each body leaves a mark, a line in a file: which task, which attempt, which process.
 CODE = """
-import os, signal, time
+import itertools, os, signal, time
 import worker_durable
 from worker_durable import BODIES, WORKFLOWS, StepFailed, log
 
 FOLDER = os.environ["FOLDER"]
+LOOKS = itertools.count()
 
 def mark(task):
     with open(FOLDER + "/marks", "a") as file:
@@ -52,7 +53,16 @@ def large(input, task):
     mark(task)
     return "x" * input
 
-BODIES.update({body.__name__: body for body in (quick, gated, poison, flaky, large)})
+def epoch(input, task):  # of its run's last replay
+    mark(task)
+    with worker_durable.connect(os.environ["OWNER_URL"]) as db:
+        return db.execute("select replay_epoch from baton.runs where run_id = %s", [task.run_id]).fetchone()[0]
+
+def listed(input, task):
+    mark(task)
+    return {"later": list(input), "b": None}
+
+BODIES.update({body.__name__: body for body in (quick, gated, poison, flaky, large, epoch, listed)})
 
 def fan(run):
     return run.map("quick", run.input)
@@ -80,7 +90,8 @@ def kills(run):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def too_large(run):
-    return run.map("large", [run.input])
+    run.step("large", run.input)
+    return run.step("quick")
 
 def late(run):  # its claim runs out while it decides
     if not run.created:
@@ -92,22 +103,44 @@ def raises(run):
     run.step("quick")
     raise ValueError("on purpose")
 
-WORKFLOWS.update({flow.__name__: flow for flow in (fan, steps, gate, both, caught, retries, kills, too_large, raises, late)})
+def ways(run):
+    steps = [run.step("epoch", key=number) for number in range(4)]
+    return [steps, run.map("epoch", [1, 2], "fan"), run.step("epoch", key="after")]
+
+def hears(run):
+    run.step("gated")
+    return [run.step("epoch"), run.wait_signal("knock")]
+
+def looks(run):
+    first, looked = run.step("quick", 0, "0"), run.record("shop.looked", lambda: next(LOOKS))
+    return [first, looked, run.step("quick", 1, "1"), run.step("quick", 2, "2")]
+
+def forms(run):
+    run.step("quick")
+    words = run.step("listed", {"later": 1, "b": 2})
+    return [words["later"], [run.step("quick", word, word) for word in words]]
+
+WORKFLOWS.update({flow.__name__: flow for flow in (
+    fan, steps, gate, both, caught, retries, kills, too_large, raises, late, ways, hears, looks, forms)})
 for name in os.environ.get("FORGET", "").split():
     WORKFLOWS.pop(name, None)
     BODIES.pop(name, None)
 
-end_and_replay = worker_durable.Slot.end_and_replay
+def without_an_answer(name):  # it is committed, and the connection breaks before that is told
+    way = getattr(worker_durable.Slot, name)
 
-def without_an_answer(slot, events, ended):  # it is committed, and the connection breaks before that is told
-    seen, answer = len(events), end_and_replay(slot, events, ended)
-    if not os.path.exists(FOLDER + "/break"):
-        return answer
-    os.remove(FOLDER + "/break")
-    slot.db.close()
-    del events[seen:]
+    def broken(slot, events, what):
+        seen, answer = len(events), way(slot, events, what)
+        if not answer or not os.path.exists(f"{FOLDER}/break.{name}"):
+            return answer
+        os.remove(f"{FOLDER}/break.{name}")
+        slot.db.close()
+        del events[seen:]
 
-worker_durable.Slot.end_and_replay = without_an_answer
+    setattr(worker_durable.Slot, name, broken)
+
+without_an_answer("advance")
+without_an_answer("end_and_replay")
 worker = worker_durable.Worker()
 signal.signal(signal.SIGTERM, worker.stop)
 worker.work()
@@ -147,6 +180,9 @@ class DurableShop(Shop):
         """[(run, step, index, attempt, pid)]"""
         return [(run, step, int(index), int(attempt), int(pid)) for run, step, index, attempt, pid
                 in (line.split("|") for line in self.lines())]
+
+    def epoch(self, run_id="r"):
+        return self.conn.execute("select replay_epoch from baton.runs where run_id = %s", (run_id,)).fetchone().replay_epoch
 
     def task(self, slug, index=0, run_id="r"):
         return self.conn.execute("select * from baton.tasks where run_id = %s and step_slug = %s and task_index = %s",
@@ -275,10 +311,47 @@ def test_one_inline_step_costs_one_commit(shop):
     assert {steps: min(more) for steps, more in cost.items()} == {5: 5, 25: 5, 45: 5}, dict(cost)
 
 
+def test_a_step_after_a_step_is_reached_the_short_way_a_fan_out_and_the_end_the_long_one(shop):
+    shop.worker(OWNER_URL=shop.db.dsn)
+    shop.start("ways")
+    steps, fan, after = shop.wait("completed").output
+    assert len(set(steps)) == 1, "no replay in between"
+    assert len({steps[0], *fan, after, shop.epoch()}) == 5
+    of_a_step = ["step_created", "task_started", "task_completed", "step_completed"]
+    assert shop.types()[1:17] == 4 * of_a_step and shop.types()[-5:] == [*of_a_step, "run_completed"]
+    assert len(shop.marks()) == 7
+    shop.wait_empty()
+
+
+def test_where_a_signal_came_meanwhile_the_next_step_is_reached_the_long_way(shop):
+    shop.worker(OWNER_URL=shop.db.dsn)
+    shop.start("hears")
+    shop.wait_marks(1)
+    before = shop.epoch()
+    shop.conn.execute("select baton.signal_run('r', 'knock', '\"who is there\"')")
+    shop.open_gate()
+    epoch, heard = shop.wait("completed").output
+    assert epoch != before and heard == "who is there"
+    assert [step for _, step, *_ in shop.marks()] == ["gated", "epoch"]
+
+
+def test_what_is_recorded_between_two_steps_is_decided_once_and_kept(shop):
+    shop.worker()
+    shop.start("looks")
+    assert shop.wait("completed").output == [0, 0, 1, 2]
+    assert shop.types().count("shop.looked") == 1
+
+
+def test_on_the_short_way_outputs_and_inputs_are_as_the_log_has_them(shop):
+    shop.worker()
+    shop.start("forms")
+    assert shop.wait("completed").output == [["b", "later"], ["b", "later"]]
+
+
 def test_five_hundred_inline_steps_of_one_run_with_a_deploy_every_twentieth_reach_no_limit(shop):
     """Three processes stand by; each deploy ends the one that runs the steps, every sixth by SIGKILL."""
     shop.conn.execute("update baton.settings set max_lapses = 3, max_failures = 3")
-    options, deploys, steps = {"visibility": 1, "QUICK_SECONDS": "0"}, 0, 500
+    options, deploys, steps = {"visibility": 1, "QUICK_SECONDS": "0.005"}, 0, 500
     shop.keep(3, **options)
     shop.start("steps", steps)
 
@@ -363,13 +436,15 @@ def test_an_end_is_told_over_a_new_connection_where_the_one_breaks_while_the_bod
     assert shop.conn.execute("select from baton.incidents").fetchall() == []
 
 
-def test_a_body_that_was_started_by_a_commit_whose_answer_is_lost_is_run_at_once(shop):
+@pytest.mark.parametrize("way", ["advance", "end_and_replay"])
+def test_a_body_that_was_started_by_a_commit_whose_answer_is_lost_is_run_at_once(shop, way):
     shop.worker(visibility=600)
-    (shop.folder / "break").touch()
-    shop.start("steps", 3)
-    assert shop.wait("completed").output == [0, 1, 2]
+    lost = shop.folder / f"break.{way}"
+    lost.touch()
+    shop.start("looks")
+    assert shop.wait("completed").output == [0, 0, 1, 2]
     assert [(step, attempt) for _, step, _, attempt, _ in shop.marks()] == [("quick 0", 1), ("quick 1", 1), ("quick 2", 1)]
-    assert not (shop.folder / "break").exists()
+    assert not lost.exists()
 
 
 def test_a_claim_that_runs_out_before_the_body_is_given_out_is_taken_up_again(shop):
@@ -411,7 +486,7 @@ def test_an_output_that_is_too_large_fails_the_body_for_good(shop):
     worker = shop.worker()
     shop.start("too_large", 30000)
     assert "StepFailed('large'" in shop.wait("failed").error["error"]
-    assert len(shop.marks()) == 1 and "rolled back: " in worker.text()
+    assert len(shop.marks()) == 1 and "not advanced: ProgramLimitExceeded" in worker.text() and "rolled back: " in worker.text()
 
 
 def test_a_workflow_that_raises_after_a_step_keeps_the_step(shop):

@@ -115,7 +115,7 @@ def decide(run, what):
 # The answers ------------------------------------------------------------------------------------
 
 CLAIMS = {"claim", "extend"}
-WRITES = {"append_event", "create_step", "end_replay", "complete_run", "fail_run"}
+WRITES = {"append_event", "create_step", "end_replay", "complete_run", "fail_run", "advance_run"}
 replay = threading.local()  # that of this slot: was it begun in a transaction?
 
 
@@ -138,7 +138,7 @@ class Connection(psycopg.Connection):
             replay.is_in_transaction = is_in_transaction
             note("granted", run_id=row.run_id, epoch=row.replay_epoch, asked=asked, receipt=params[:2],
                  backend=self.info.backend_pid, is_committed=not is_in_transaction)
-        elif verb in WRITES and row.outcome not in ("terminal", "lost"):
+        elif verb in WRITES and row.outcome not in ("terminal", "lost", "declined"):
             note("wrote", run_id=params[0], epoch=params[1], asked=asked, verb=verb)
 
 
