@@ -95,13 +95,13 @@ begin
       for no key update of m skip locked
     );
   else
+    -- "Is true" keeps it a look-up by the run: the index of claims gives the order, and would read what else is due.
     v_picked := array(
       select m.message_id
       from baton.messages as m
       where m.run_id = _claim.for_run
         and m.step_slug is null
-        and m.queue_name = _claim.queue_name
-        and m.visible_at <= v_now
+        and (m.queue_name = _claim.queue_name and m.visible_at <= v_now) is true
       order by m.visible_at, m.message_id
       limit coalesce(_claim.max_messages, 1)
       for no key update of m skip locked

@@ -339,8 +339,8 @@ begin
     where m.message_id = v_receipt.message_id
       and m.delivery = v_receipt.delivery
       and m.claimed_at is not null
-      and m.run_id is not null
-      and not baton._has_purpose(m);
+      -- In one piece: that it has a run would be looked up in the index of runs.
+      and (m.run_id is null or baton._has_purpose(m)) is not true;
     if found then
       outcome := 'cancelled';
       visible_at := null;

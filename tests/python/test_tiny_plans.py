@@ -20,6 +20,8 @@ select 'other ' || n, 's', i, 'started', 1, -n, 1, baton._now()
 from generate_series(1, 2000) as n, generate_series(0, 9) as i;
 insert into baton.messages (queue_name, visible_at, created_at, delivery, claimed_at)
 select 'q', baton._now() + interval '1 hour', baton._now(), 1, baton._now() from generate_series(1, 20000) as n;
+insert into baton.messages (queue_name, kind, run_id, visible_at, created_at)
+select 'bells', 'run', 'other ' || n, baton._now(), baton._now() from generate_series(1, 20000) as n;
 insert into baton.dead_messages (message_id, queue_name, failures, lapses, created_at, died_at, reason)
 select -n, 'q', 1, 0, baton._now(), baton._now(), 'final' from generate_series(1, 20000) as n;
 insert into baton.workers (worker_id, function_name, handshake, started_at, last_heartbeat_at, stopped_at)
@@ -64,6 +66,9 @@ def costs(conn, name):
     _, epoch = running(conn, f"cancelled {name}")
     spend("cancel_run", f"cancelled {name}", "enough")
 
+    start(conn, f"doorbell {name}", queue_name="bells")
+    spend("claim", "bells", None, 1, None, f"doorbell {name}")
+    spent["claim for_run"] = spent.pop("claim")
     register(conn, name)
     spend("ensure_workers")
     invocation_id = conn.execute("select invocation_id as id from baton.worker_functions where function_name = %s",
@@ -96,6 +101,20 @@ def test_no_verb_reads_tables_whole_that_were_tiny_when_it_was_planned(db):
     other.execute(GROW)
     grown = costs(conn, "four")
     assert {verb: (tiny[verb], used) for verb, used in grown.items() if used > tiny[verb] + 60} == {}
+
+
+def test_to_extend_users_messages_does_not_read_those_of_runs(db):
+    conn, other = db.connect(), db.connect()
+    for _ in range(3):
+        one(conn, "send", queue_name="mail", payload="1")
+    receipts = Jsonb([{"message_id": message.message_id, "delivery": message.delivery}
+                      for message in call(conn, "claim", queue_name="mail", max_messages=3)])
+    other.execute("vacuum analyze baton.messages")
+    ask = "select * from baton.extend_many(%s)"
+    tiny = [buffers(conn, ask, receipts) for _ in range(2)][-1]
+    other.execute("insert into baton.messages (queue_name, kind, run_id, visible_at, created_at)"
+                  " select 'q', 'run', 'r ' || n, baton._now(), baton._now() from generate_series(1, 20000) as n")
+    assert buffers(conn, ask, receipts) <= tiny + 60
 
 
 def test_to_ask_how_a_run_stands_does_not_read_its_log(db):
