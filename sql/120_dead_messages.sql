@@ -280,6 +280,7 @@ begin
         select
         from baton.messages as m
         where m.message_id = i.message_id and m.run_id is null and not starts_with(m.queue_name, 'baton.')
+        offset 0
       ) then 'in_flight'
       else 'unknown'
     end,

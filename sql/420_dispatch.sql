@@ -1,6 +1,9 @@
 /*
  * Dispatch: what a replay does with the unfinished tasks. Every start stamps the receipt that it runs under; that
  * delivery is the task's lease. What is not run here, and has no living owner, gets a message of its own.
+ *
+ * Whether a task has a message is asked with "offset 0", which keeps it a look-up a task: planned for few messages they
+ * would be read all at once, at each dispatch.
  */
 
 -- A task that would be recovered here, and was lost for the last time, fails before anything is started.
@@ -25,6 +28,7 @@ begin
       select
       from baton.messages as m
       where m.dedupe_key = baton._task_key(t.run_id, t.step_slug, t.task_index)
+      offset 0
     )
   order by t.step_slug, t.task_index
   limit 1;
@@ -155,6 +159,7 @@ begin
         where t.owner_delivery <> v_message.delivery
           and not exists (
             select from baton.messages as m where m.dedupe_key = baton._task_key(t.run_id, t.step_slug, t.task_index)
+            offset 0
           )
       )
     into v_running, v_lost
@@ -184,6 +189,7 @@ begin
       t as task,
       exists (
         select from baton.messages as m where m.dedupe_key = baton._task_key(t.run_id, t.step_slug, t.task_index)
+        offset 0
       ) as has_message
     from baton.tasks as t
     where t.run_id = v_run.run_id and t.status in ('created', 'started')

@@ -167,3 +167,19 @@ def test_a_task_is_looked_up_by_its_whole_key(db):
                   " baton._now() from generate_series(9990, 10000) as n")
     many = costs()
     assert {verb: (few[verb], used) for verb, used in many.items() if used > few[verb] + 30} == {}
+
+
+def test_a_dispatch_asks_for_the_messages_of_its_own_tasks(db):
+    """Also where the plan was made for a hundred tasks and hardly a message: from Postgres 18 on, that sequential scans
+    are disabled does not keep it from reading all messages once and hashing them."""
+    conn, other = db.connect(), db.connect()
+    start(conn)
+    _, epoch = granted(conn, visibility="1 hour")
+    create(conn, epoch, inputs=range(100))
+    dispatch(other, epoch, 100)
+    other.execute("vacuum analyze baton.messages, baton.runs, baton.steps, baton.tasks")
+    ask = "select * from baton.dispatch_tasks('r', %s, 100)"
+    few = [buffers(conn, ask, epoch) for _ in range(2)][-1]
+    other.execute("insert into baton.messages (queue_name, payload, dedupe_key, visible_at, created_at) select 'q',"
+                  " to_jsonb(repeat('x', 1000)), 'key ' || n, baton._now(), baton._now() from generate_series(1, 20000) as n")
+    assert buffers(conn, ask, epoch) <= few + 100 * 8
