@@ -1,7 +1,7 @@
 """What steps and tasks cost, in buffers a task: large fan-outs among many small runs."""
 
 import pytest
-from runs import begin, end, granted, last_seq, serve, start, take, wake
+from runs import begin, end, granted, last_seq, run, serve, start, take, wake
 from starts import call
 from tasks import create, dispatch, started, take_task, task
 from test_replay_costs import buffers
@@ -134,6 +134,27 @@ def test_a_start_and_an_end_cost_the_same_in_a_large_step(conn):
     cost("first", 10)
     small, large = cost("small", 10), cost("large", 10_000)
     assert large[0] <= small[0] + 15 and large[1] <= small[1] + 15, (small, large)
+
+
+ADVANCE = "select * from baton.advance_run(%s, %s, %s, '1', %s, '2')"
+
+
+def test_the_short_way_costs_the_same_after_a_thousand_steps_and_less_than_half_of_the_long_one(conn):
+    start(conn)
+    receipt, epoch = granted(conn, visibility="1 hour")
+    create(conn, epoch, "s 0")
+    dispatch(conn, epoch)
+    end(conn, epoch, last_seq(conn))
+    used = [buffers(conn, ADVANCE, "r", epoch, f"s {n}", f"s {n + 1}") for n in range(1000)]
+    assert task(conn, "s 1000").status == "started" and last_seq(conn) == 3 + 4 * 1000
+    assert sorted(used[-100:])[50] <= sorted(used[:100])[50] + 15, (used[:10], used[-10:])
+    long = buffers(conn, "select * from baton.complete_task('r', 's 1000', 0, 1, '1', %s, %s)", *receipt)
+    long += buffers(conn, "select * from baton.begin_replay(%s, %s)", *receipt)
+    epoch = run(conn).replay_epoch
+    long += buffers(conn, "select * from baton.create_step('r', %s, 'next', '[2]')", epoch)
+    long += buffers(conn, "select * from baton.dispatch_tasks('r', %s)", epoch)
+    long += buffers(conn, "select * from baton.end_replay('r', %s, %s)", epoch, last_seq(conn))
+    assert 2 * max(used[-100:]) < long
 
 
 ASK = """select * from baton.terminal_tasks((

@@ -5,7 +5,7 @@ import uuid
 from psycopg.types.json import Jsonb
 from runs import granted, start
 from starts import call, one, register
-from tasks import create, dispatch, started, take_task
+from tasks import create, dispatch, replay, started, take_task, task
 from test_replay_costs import buffers
 
 TABLES = "messages, dead_messages, runs, events, steps, tasks, workers, incidents, tallies"
@@ -63,6 +63,12 @@ def costs(conn, name):
     spend("release_task", run_id, "s", 2)
     spend("skip_step", run_id, "s", epoch)
     spend("complete_run", run_id, epoch, "1")
+    start(conn, f"alone {name}")
+    _, epoch = granted(conn, f"alone {name}")
+    create(conn, epoch, run_id=f"alone {name}")
+    replay(conn, None, epoch, run_id=f"alone {name}")
+    spend("advance_run", f"alone {name}", epoch, "s", "1", "t", "2")
+    assert task(conn, "t", 0, f"alone {name}").status == "started"
     _, epoch = running(conn, f"cancelled {name}")
     spend("cancel_run", f"cancelled {name}", "enough")
 
