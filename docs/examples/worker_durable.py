@@ -224,10 +224,10 @@ class Slot(worker_runs.Worker):
             match run and (run.suspended, run.new_steps):
                 case (None,), [(slug, Jsonb(obj=[input]), *options)]:
                     started = self.one(
-                        "select * from baton.advance_run(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+                        "select * from baton.advance_run(%s, %s, %s, %s, %s, %s, %s, %s)"
                         " cross join (values (%s, 0, 1, %s)) as t (step_slug, task_index, attempt, input)",
-                        task.run_id, task.baton.replay_epoch, task.step_slug, task.task_index, task.output,
-                        slug, Jsonb(input), *options, slug, Jsonb(input))
+                        task.run_id, task.baton.replay_epoch, task.step_slug, task.output, slug, Jsonb(input), *options,
+                        slug, Jsonb(input))
                     if started.outcome == "advanced":
                         return started.outcome, Task(task.baton, started)
         except psycopg.Error as error:
