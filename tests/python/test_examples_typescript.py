@@ -33,6 +33,7 @@ async function gated(input, task) {
   return input;
 }
 function quick(input, task) { mark(task); return input; }
+function unordered(_, task) { mark(task); return { long: 1, b: 2 }; }
 function flaky(input, task) {
   mark(task);
   if (task.attempt <= input) throw new Error(`attempt ${task.attempt}`);
@@ -67,10 +68,35 @@ const workflows = {
     }
     return run.step(quick, run.input);
   },
+  spreads: async (run) => {
+    await run.step(quick, 0, { key: "first" });
+    return Promise.all(["a", "b"].map((key) => run.step(gated, key, { key })));
+  },
+  maps: async (run) => {
+    await run.step(quick, 0, { key: "first" });
+    return run.map(gated, ["a", "b"]);
+  },
+  notes: async (run) => {
+    await run.step(quick, 0, { key: "first" });
+    const dice = run.record("dice", () => Math.random());
+    return [dice, await run.step(quick, dice, { key: "dice" })];
+  },
+  ordered: async (run) => {
+    const first = await run.step(unordered, null);
+    return run.step(quick, 0, { key: Object.keys(first).join(" ") });
+  },
+  follows: async (run) => {
+    await run.step(gated, null);
+    return run.step(quick, "followed");
+  },
+  stops: async (run) => {
+    await run.step(gated, null);
+    return Promise.race([run.signal("stop"), run.step(quick, "went on")]);
+  },
   impure: (run) => run.step(quick, null, { key: String(process.hrtime.bigint()) }),
 };
 workflows.halves = (run) => Promise.all([run.step(broken, null), workflows.steps(run)]);
-const bodies = { gated, quick, flaky, large, broken };
+const bodies = { gated, quick, unordered, flaky, large, broken };
 for (const name of FORGET.split(" ")) { delete workflows[name]; delete bodies[name]; }
 
 const worker = new Worker(randomUUID(), { queue: "default", workflows, bodies }, Number(process.env.LANES ?? 2));
@@ -257,6 +283,72 @@ def test_one_inline_step_costs_one_commit(shop):
         assert shop.wait("completed", run_id).output == list(range(steps))
         cost.setdefault(steps, []).append(shop.conn.execute(number).fetchone().n - before)
     assert min(cost[25]) - min(cost[5]) == 20, cost  # what else the cluster does at that moment comes on top
+
+
+def count_grants(shop):
+    """From here on public.grants has a row a replay that was granted."""
+    shop.conn.execute("""
+        create table public.grants (epoch bigint);
+        create function public.note_grant() returns trigger language plpgsql as $$
+        begin insert into public.grants values (new.replay_epoch); return null; end $$;
+        create trigger note_grant after update on baton.runs for each row
+        when (new.replay_epoch is distinct from old.replay_epoch and not new.replay_ended) execute function public.note_grant();
+    """)
+    return lambda: shop.conn.execute("select count(*) as n from public.grants").fetchone().n
+
+
+def test_from_one_inline_step_to_the_next_there_is_no_replay(shop):
+    grants = count_grants(shop)
+    shop.worker()
+    shop.start("steps", 10)
+    assert shop.wait("completed").output == list(range(10))
+    assert grants() == 2, "the first, and the one that finds that the run is complete"
+    assert shop.types().count("task_completed") == len(shop.marks()) == 10
+
+
+@pytest.mark.parametrize("workflow, output", [("notes", None), ("ordered", 0)])
+def test_what_is_decided_ahead_is_what_replays_decide(shop, workflow, output):
+    shop.conn.execute("update baton.settings set max_failures = 1")
+    shop.worker()
+    shop.start(workflow)
+    answer = shop.wait("completed").output
+    assert answer == output if workflow == "ordered" else answer[0] == answer[1]
+
+
+@pytest.mark.parametrize("workflow", ["spreads", "maps"])
+def test_two_bodies_after_one_run_side_by_side(shop, workflow):
+    shop.conn.execute("update baton.settings set max_failures = 1")
+    shop.worker()
+    shop.start(workflow)
+    shop.wait_marks(3)
+    shop.open_gate()
+    assert shop.wait("completed").output == ["a", "b"]
+
+
+def test_a_signal_that_comes_while_a_body_runs_is_seen_before_the_next_step(shop):
+    shop.worker(LANES="1")
+    shop.start("stops")
+    shop.wait_marks(1)
+    shop.signal("stop", "stopped")
+    shop.open_gate()
+    assert shop.wait("completed").output == "stopped"
+    assert shop.types().count("step_created") == 1
+
+
+@pytest.mark.parametrize("refusal", ["declined", "error"])
+def test_where_the_short_way_is_not_open_the_long_one_is_taken(shop, refusal):
+    grants = count_grants(shop)
+    worker = shop.worker(LANES="1")
+    shop.start("follows")
+    shop.wait_marks(1)
+    if refusal == "declined":
+        shop.conn.execute("select baton.wake_run('r')")
+    else:
+        shop.conn.execute("revoke execute on function baton.advance_run from baton_test_worker")
+    shop.open_gate()
+    assert shop.wait("completed").output == "followed"
+    assert grants() == 3 and ("not advanced: permission denied" in worker.text()) == (refusal == "error")
+    assert shop.types().count("task_completed") == len(shop.marks()) == 2
 
 
 def test_branches_wait_side_by_side(shop):

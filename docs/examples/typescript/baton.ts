@@ -45,6 +45,9 @@ type Verbs = {
 
   start_task: [Receipt, Started];
   complete_task: [Ended & { output: string }, Outcome];
+  advance_run: [Fence & {
+    step_slug: string; output: string; next_step_slug: string; next_input: string; max_attempts?: number;
+  }, Outcome];
   fail_task: [Ended & { error: string; final?: boolean }, Outcome];
   terminal_tasks: [{ keys: string }, Outcome];
 };

@@ -135,6 +135,8 @@ export class Worker {
 }
 
 type Replayed = { outcome: string; task?: Started };
+/** What the workflow's code comes to: done, failed, in error, or none of these: it waits. */
+type Decision = { run: Run; done?: { output: string } | void; failed?: { error: string }; error?: string };
 type Ended = { attempt: Attempt; output: string } | { attempt: Attempt; error: string; final: boolean };
 
 /** A connection that works on one message at a time. */
@@ -142,6 +144,7 @@ class Lane {
   receipt: Receipt | undefined; // the message in hand
   attempt: Attempt | undefined; // the body that runs
   #abort = new AbortController(); // of that body
+  #baton!: Baton; // of the last replay
   readonly #worker: Worker;
   #db!: pg.Client;
   #inTransaction = false;
@@ -198,7 +201,7 @@ class Lane {
       const ended = await this.#execute(task);
       if (!ended) return "given back";
       // A later attempt ends alone: should the workflow's code kill us then, that is not the body's fault.
-      let answer = task.attempt === 1 ? await this.#endAndReplay(ended, events) : undefined;
+      let answer = task.attempt === 1 ? await this.#goOn(ended, events) : undefined;
       if (!answer) {
         await this.#end(ended);
         answer = await this.#replay(events);
@@ -221,6 +224,7 @@ class Lane {
   async #replay(events: Event[]): Promise<Replayed> {
     // hold session: if this process is killed while it decides, its connection tells, and the run is free at once
     const baton = await one(this.#db, "begin_replay", { ...this.receipt!, hold: "session" });
+    this.#baton = baton;
     let { outcome } = baton; // handed_over: somebody else goes on, and sees what we have written
     let task: Started | undefined;
     while (outcome === "granted" || outcome === "again") { // again: something came while we decided
@@ -246,25 +250,29 @@ class Lane {
     const workflow = this.#worker.application.workflows[baton.workflow_name];
     if (!workflow) // others may know it: a newer deployment
       return () => this.#giveBack(`unknown workflow: ${baton.workflow_name}`, UNKNOWN_DELAY);
+    const { run, done, failed, error } = await this.#run(workflow, events, baton.clock);
+    if (error) return () => this.#giveBack(error);
     const { run_id, replay_epoch } = baton;
-    const run = new Run(events, baton.clock);
-    let end: () => Promise<Replayed>;
+    return async () => {
+      for (const event of run.newEvents) await one(this.#db, "append_event", { run_id, replay_epoch, ...event });
+      if (done) return one(this.#db, "complete_run", { run_id, replay_epoch, ...done });
+      if (failed) return one(this.#db, "fail_run", { run_id, replay_epoch, ...failed });
+      return this.#suspend(run, { run_id, replay_epoch }, events.at(-1)!.seq);
+    };
+  }
+
+  async #run(workflow: Workflow, events: Event[], clock: Date): Promise<Decision> {
+    const decision: Decision = { run: new Run(events, clock) };
+    const { run } = decision;
     try {
-      const done = await Promise.race([workflow(run).then((output) => ({ output: json(output) })), run.suspended]);
-      end = done
-        ? () => one(this.#db, "complete_run", { run_id, replay_epoch, ...done })
-        : () => this.#suspend(run, { run_id, replay_epoch }, events.at(-1)!.seq);
+      decision.done = await Promise.race([workflow(run).then((output) => ({ output: json(output) })), run.suspended]);
     } catch (error) {
-      if (!(error instanceof Failed)) return () => this.#giveBack(String(error));
-      end = () => one(this.#db, "fail_run", { run_id, replay_epoch, error: json(error.detail) });
+      if (!(error instanceof Failed)) return { run, error: String(error) };
+      decision.failed = { error: json(error.detail) };
     }
     await turn(); // its other branches go as far as they can
     const unasked = run.unasked();
-    if (unasked) return () => this.#giveBack(`the log holds ${unasked}, and the code does not ask for it`);
-    return async () => {
-      for (const event of run.newEvents) await one(this.#db, "append_event", { run_id, replay_epoch, ...event });
-      return end();
-    };
+    return unasked ? { run, error: `the log holds ${unasked}, and the code does not ask for it` } : decision;
   }
 
   async #suspend(run: Run, fence: { run_id: string; replay_epoch: number }, seen_seq: number): Promise<Replayed> {
@@ -323,6 +331,42 @@ class Lane {
     } catch (error) {
       if (!(error instanceof pg.DatabaseError && error.code === "54000")) throw error; // over max_payload_bytes
       return (await this.#say({ attempt: ended.attempt, error: json(error.message), final: true })).outcome;
+    }
+  }
+
+  async #goOn(ended: Ended, events: Event[]): Promise<Replayed | undefined> {
+    return ("output" in ended && (await this.#advance(ended, events))) || this.#endAndReplay(ended, events);
+  }
+
+  /**
+   * The short way: the end of a body and the start of the next one in one call, where the code, ahead of the log, wants
+   * just that one, and nothing else has happened to the run. Answers nothing: take the long way.
+   */
+  async #advance({ attempt, output }: Ended & { output: string }, events: Event[]): Promise<Replayed | undefined> {
+    const { run_id, workflow_name, replay_epoch, clock } = this.#baton;
+    const { step_slug, task_index } = attempt;
+    try {
+      await this.#read(run_id, events);
+      // As replays will read it: jsonb has an order of its own.
+      const { rows } = await this.#db.query("select $1::jsonb as output", [output]);
+      const payload = { step_slug, task_index, output: rows[0].output };
+      const seq = events.at(-1)!.seq;
+      const ahead = ["task_completed", "step_completed"].map((type) => ({ seq, type, correlation_id: null, payload }));
+      const workflow = this.#worker.application.workflows[workflow_name]!;
+      const { run, done, failed, error } = await this.#run(workflow, [...events, ...ahead], clock);
+      const [step] = run.newSteps;
+      const inputs: unknown[] = step ? JSON.parse(step.inputs) : [];
+      const isOne = run.newSteps.length === 1 && inputs.length === 1;
+      if (done || failed || error || !step || !isOne || run.newEvents.length > 0 || run.wakeAt) return undefined;
+      const [input] = inputs;
+      const next = { next_step_slug: step.step_slug, next_input: json(input), max_attempts: step.max_attempts };
+      const { outcome } = await one(this.#db, "advance_run", { run_id, replay_epoch, step_slug, output, ...next });
+      if (outcome !== "advanced") return undefined;
+      return { outcome, task: { outcome, run_id, step_slug: step.step_slug, task_index: 0, attempt: 1, input } };
+    } catch (error) {
+      if (!(error instanceof pg.DatabaseError)) throw error;
+      log("not advanced:", error.message);
+      return undefined;
     }
   }
 
