@@ -2,7 +2,7 @@
  * Marks: where claims begin to look in a queue.
  *
  * While somebody holds an old snapshot, vacuum can't remove finished messages, and a claim would step over all of
- * them. A mark lies below the earliest due message and at least 10 s behind the clock; tick moves it, up or down. A
+ * them. A mark lies below the earliest due message and at least 5 s behind the clock; tick moves it, up or down. A
  * message that commits below it (its transaction was open, or waited for a key, for longer than that) waits until a
  * tick looks from the start, which it does every 15 s. A mark that is not fresh is not used.
  */
@@ -20,6 +20,14 @@ language sql
 immutable
 begin atomic
   select interval '10 seconds';
+end;
+
+create or replace function baton._mark_lag()
+returns interval
+language sql
+immutable
+begin atomic
+  select interval '5 seconds';
 end;
 
 -- Called by a claim, which never waits: two that register one queue at the same moment are kept apart by a lock.
@@ -73,7 +81,7 @@ begin
       continue;
     end if;
     update baton.queue_marks as q
-    set mark = least(v_earliest, _move_marks.at - baton._mark_age()),
+    set mark = least(v_earliest, _move_marks.at - baton._mark_lag()),
       marked_at = _move_marks.at,
       seen_at = case when v_earliest is null then q.seen_at else _move_marks.at end
     where q.queue_name = v_queue.queue_name;

@@ -1,5 +1,5 @@
 /*
- * A mark says that no due message of a queue was below it. Claims believe it for ten seconds; a tick sets it ten
+ * A mark says that no due message of a queue was below it. Claims believe it for ten seconds; a tick sets it five
  * seconds behind the clock or to the earliest message, whichever is less, and looks from the start once in each quarter
  * of a minute. A message below the mark is made here by setting the clock back while it is sent.
  */
@@ -54,8 +54,8 @@ select is(
 
 select is(baton_test.marks_part(), 1, 'marks: a tick moves it');
 select is(
-  baton_test.mark('q'), '2025-12-31 23:59:50+00 2026-01-01 00:00:00+00',
-  'marks: ten seconds behind the clock where the only message is due later'
+  baton_test.mark('q'), '2025-12-31 23:59:55+00 2026-01-01 00:00:00+00',
+  'marks: five seconds behind the clock where the only message is due later'
 );
 select is((select count(*) from baton.send('q', '2')), 1::bigint, 'marks: a fresh message');
 select isnt_empty($$select * from baton.claim('q')$$, 'marks: is not hidden by one that is in flight or delayed');
@@ -72,12 +72,12 @@ select baton_test.marks_part() \gset
 select count(*) from baton.claim('q', max_messages => 10) \gset
 select baton_test.marks_part() \gset
 select is(
-  baton_test.mark('q'), '2026-01-01 00:01:50+00 2026-01-01 00:02:00+00', 'marks: it goes up when that is gone'
+  baton_test.mark('q'), '2026-01-01 00:01:55+00 2026-01-01 00:02:00+00', 'marks: it goes up when that is gone'
 );
 
 -- How long claims believe it
 
-select baton_test.send_at('q', '2026-01-01 00:01:49.999999') \gset
+select baton_test.send_at('q', '2026-01-01 00:01:54.999999') \gset
 select is_empty($$select * from baton.claim('q')$$, 'marks: a message that commits below the mark waits');
 savepoint hidden;
 select baton_test.set_clock('2026-01-01 00:02:09.999999') \gset
@@ -88,9 +88,9 @@ rollback to hidden;
 select baton_test.set_clock('2026-01-01 00:01:59.999999') \gset
 select isnt_empty($$select * from baton.claim('q')$$, 'marks: nor one from the future: the clock was set back');
 rollback to hidden;
-select baton_test.send_at('q', '2026-01-01 00:01:50') \gset
+select baton_test.send_at('q', '2026-01-01 00:01:55') \gset
 select isnt_empty(
-  $$select * from baton.claim('q')$$, 'marks: a transaction that is open for ten seconds over a tick loses nothing'
+  $$select * from baton.claim('q')$$, 'marks: a transaction that is open for five seconds over a tick loses nothing'
 );
 rollback to hidden;
 
@@ -99,7 +99,7 @@ rollback to hidden;
 select baton_test.set_clock('2026-01-01 00:02:14.999999') \gset
 select baton_test.marks_part() \gset
 select is(
-  baton_test.mark('q'), '2026-01-01 00:02:04.999999+00 2026-01-01 00:02:14.999999+00',
+  baton_test.mark('q'), '2026-01-01 00:02:09.999999+00 2026-01-01 00:02:14.999999+00',
   'marks: in the same quarter of a minute a tick looks on from the mark'
 );
 select is_empty($$select * from baton.claim('q')$$, 'marks: and what lies below still waits');
@@ -107,7 +107,7 @@ rollback to hidden;
 select baton_test.set_clock('2026-01-01 00:02:15') \gset
 select baton_test.marks_part() \gset
 select is(
-  baton_test.mark('q'), '2026-01-01 00:01:49.999999+00 2026-01-01 00:02:15+00',
+  baton_test.mark('q'), '2026-01-01 00:01:54.999999+00 2026-01-01 00:02:15+00',
   'marks: in the next one it looks from the start: the mark goes down'
 );
 select isnt_empty($$select * from baton.claim('q')$$, 'marks: and what lay below is given out');
@@ -127,7 +127,7 @@ select results_eq(
   $$select q.queue_name, q.mark from baton.queue_marks as q order by q.queue_name$$,
   $$values
   ('other', timestamptz '2026-01-01 00:03:00+00'),
-  ('q', '2026-01-01 00:01:49.999999+00')$$,
+  ('q', '2026-01-01 00:01:54.999999+00')$$,
   'marks: each by its own messages'
 );
 

@@ -582,7 +582,7 @@ def test_a_send_that_is_open_over_a_tick_is_seen_at_once(clock_db):
     run(clock, "ack", **receipt(row))
     a.run("begin")
     send(a)
-    advance(clock, "9 seconds")
+    advance(clock, "4 seconds")
     run(clock, "tick")
     a.run("commit")
     assert len(claim(clock)) == 1
