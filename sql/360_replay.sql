@@ -306,7 +306,7 @@ $$;
 comment on function baton.end_replay(text, bigint, bigint, timestamptz) is
 'End a replay that has read and decided up to a position. Its message is removed, unless bodies run under it.
 Arguments: seen_seq, the last position that the caller has read or was told to read up to; wake_at, when the run wants to be woken, by the clock that begin_replay gave.
-Outcomes: ended; again, with last_seq: something came that asks for a replay: read up to there, decide, end again; terminal: the run has ended; lost: another replay has the baton, or the receipt is not current; with the run''s status
+Outcomes: ended; again, with last_seq: something came that asks for a replay: read up to there, decide, end again; terminal: the run has ended, or (status null) is unknown; lost: another replay has the baton, or the receipt is not current; with the run''s status
 Raises: 22023, 25001
 Locks: the run, then the message';
 
@@ -354,7 +354,7 @@ $$;
 comment on function baton.append_event(text, bigint, text, text, jsonb) is
 'Write an event of one''s own into the log, by the replay that holds it.
 Arguments: type, with a dot in it; correlation_id, 1 to 500 bytes: an event of that type with it is written once.
-Outcomes: appended; exists; terminal, where the run has ended
+Outcomes: appended; exists; terminal, where the run has ended or is unknown
 Raises: PB001, 22023, 54000, 25001
 Locks: the run';
 

@@ -222,7 +222,7 @@ $$;
 comment on function baton.create_step(text, bigint, text, jsonb, text, integer) is
 'Create a step with its tasks, once: what a replay finds created it only checks.
 Arguments: step_slug, unique in the run; inputs, an array, one task each; on_exhausted, what a task that fails for good does to its step: fail_step or skip_step; max_attempts, failures of a task after which it has failed for good.
-Outcomes: created; exists; mismatch: it exists with another number of tasks, nothing is changed; completed: it has no tasks; terminal: the run has ended
+Outcomes: created; exists; mismatch: it exists with another number of tasks, nothing is changed; completed: it has no tasks; terminal: the run has ended or is unknown
 Raises: PB001, 22023, 54000, 25001
 Locks: the run';
 
