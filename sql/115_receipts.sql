@@ -151,7 +151,8 @@ begin
 end;
 $$;
 
--- What a receipt is told that did not ack: its run or task may have ended while the others were waited for.
+-- What a receipt is told that did not ack: its run or task may have ended since it was looked at. It waits for nobody: the
+-- caller may hold messages with higher ids.
 create or replace function baton._refuse_ack(message_id bigint, delivery bigint, verb text)
 returns text
 language plpgsql
@@ -159,12 +160,15 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  delete from baton.messages as m
+  perform m.message_id
+  from baton.messages as m
   where m.message_id = _refuse_ack.message_id
     and m.delivery = _refuse_ack.delivery
     and m.claimed_at is not null
-    and not baton._has_purpose(m);
+    and not baton._has_purpose(m)
+  for update of m skip locked;
   if found then
+    delete from baton.messages as m where m.message_id = _refuse_ack.message_id;
     return 'acked';
   elsif baton._is_current(_refuse_ack.message_id, _refuse_ack.delivery) then
     return 'in_use';
@@ -339,7 +343,7 @@ begin
     where m.message_id = v_receipt.message_id
       and m.delivery = v_receipt.delivery
       and m.claimed_at is not null
-      -- In one piece: that it has a run would be looked up in the index of runs.
+      -- As one expression: "run_id is not null" alone would be planned with the index of runs.
       and (m.run_id is null or baton._has_purpose(m)) is not true;
     if found then
       outcome := 'cancelled';

@@ -112,7 +112,8 @@ declare
   v_now timestamptz;
   v_outcomes text[];
 begin
-  -- All of them before the first key: two dead messages may have had the same one.
+  -- All of them before the first key: two dead messages may have had the same one. Looked up by their ids, then sorted:
+  -- else it could be planned as a walk through all the dead in that order. Who waited may find the row gone.
   for v_given in
     with given as materialized (
       select d.message_id, d.queue_name, d.dedupe_key
@@ -176,7 +177,7 @@ Raises: none
 Locks: the dead messages, by queue and key; waits for another transaction that is inserting the same key';
 
 -- The ids that a verb was given, and whether it is done with each: one that is given twice is done once.
-create or replace function baton._mark_done(message_ids bigint[], done bigint[])
+create or replace function baton._answers_by_id(message_ids bigint[], done bigint[])
 returns table (message_id bigint, nth bigint, is_done boolean)
 language sql
 immutable
@@ -185,8 +186,8 @@ begin atomic
     i.message_id,
     i.nth,
     i.nth = min(i.nth) over (partition by i.message_id)
-      and i.message_id in (select d.message_id from unnest(_mark_done.done) as d (message_id)) as is_done
-  from unnest(_mark_done.message_ids) with ordinality as i (message_id, nth);
+      and i.message_id in (select d.message_id from unnest(_answers_by_id.done) as d (message_id)) as is_done
+  from unnest(_answers_by_id.message_ids) with ordinality as i (message_id, nth);
 end;
 
 create or replace function baton.discard(message_ids bigint[])
@@ -203,6 +204,7 @@ declare
   v_dead record;
   v_discarded bigint[];
 begin
+  -- As in redrive.
   for v_dead in
     with given as materialized (
       select d.message_id, d.queue_name, d.dedupe_key
@@ -224,7 +226,7 @@ begin
 
   return query
   select case when i.is_done then 'discarded' else 'unknown' end, i.message_id
-  from baton._mark_done(discard.message_ids, v_discarded) as i
+  from baton._answers_by_id(discard.message_ids, v_discarded) as i
   order by i.nth;
 end;
 $$;
@@ -285,7 +287,7 @@ begin
       else 'unknown'
     end,
     i.message_id
-  from baton._mark_done(remove_messages.message_ids, v_removed) as i
+  from baton._answers_by_id(remove_messages.message_ids, v_removed) as i
   order by i.nth;
 end;
 $$;

@@ -268,7 +268,7 @@ $$;
 
 comment on function baton.complete_tasks(text, jsonb) is
 'Record the outputs of several tasks of a run.
-Arguments: completions, an array of objects with the other arguments of complete_task; up to a thousand, since each changes the run''s row anew, and a row that was changed often in one transaction is slow to find.
+Arguments: completions, an array of objects with the other arguments of complete_task; better no more than a thousand a call: each writes the run''s row again, and in one transaction the versions pile up.
 Returns: a row each, in their order: outcome as in complete_task, step_slug, task_index, step_ended
 Raises: 22023, 54000, 25001
 Locks: the run, then the messages by id';

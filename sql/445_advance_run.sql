@@ -26,7 +26,7 @@ as $$
  *   the run's last replay had this epoch, and has ended
  *   nothing has asked for a replay since: no event, no wake, no timer
  *   its receipt is current and has not run out, and its worker goes on
- *   the task is its step's only one and the run's only unfinished one; so there is no other end that was not seen
+ *   the task is its step's only one (a sibling's end asks for no replay), and the run's only unfinished one
  *   it was started under that receipt, for the first time, and has no message
  *   the next step is new
  */
@@ -38,7 +38,7 @@ begin
   perform
     baton._check_step(advance_run.next_step_slug, advance_run.on_exhausted, advance_run.max_attempts),
     baton._check_size('output', pg_column_size(advance_run.output)),
-    baton._check_size('next_input', pg_column_size(advance_run.next_input));
+    baton._check_size('next_input', pg_column_size(jsonb_build_array(advance_run.next_input)));
   outcome := 'declined';
   v_run := baton._lock_run(advance_run.run_id);
   if (
@@ -160,7 +160,7 @@ $$;
 comment on function baton.advance_run(text, bigint, text, jsonb, text, jsonb, text, integer) is
 'Record the output of the one body that runs inline, and start the next step here, in one call: what complete_task, begin_replay, create_step, dispatch_tasks and end_replay would do, where nothing else has happened to the run since the caller''s last replay. Where it is declined, take the long way.
 Arguments: replay_epoch, of the caller''s last replay; step_slug, the step of one task whose body has ended; output, of that; next_step_slug, unique in the run; next_input, of its one task; on_exhausted and max_attempts, as in create_step.
-Outcomes: advanced: the caller runs the body of the next step, task 0, attempt 1, under the same receipt; declined: nothing was changed. That is so if a signal or anything else came that asks for a replay, another replay was granted, the receipt is not current or its claim has run out, the worker stops, a timer is set, other tasks are unfinished, the step has several tasks, the body was not in its first attempt, or there is such a step
+Outcomes: advanced: the caller runs the body of the next step, task 0, attempt 1, under the same receipt; declined: nothing was changed, and the message stays as it is. That is so if the run has ended or is unknown; if a signal or anything else came that asks for a replay, another replay was granted, or the caller''s has not ended; if the receipt is not current, its claim has run out, or the worker stops; if a timer is set or other tasks are unfinished; if the step has several tasks, or its body has ended, does not run under this receipt, is not in its first attempt, or has a message of its own; or if there is a step of the next one''s name
 Raises: 22023, 54000, 25001
 Locks: the run, then the message
 Source: eager activity execution of Temporal';

@@ -54,7 +54,8 @@ class Database:
                     if self.connection is None or self.connection.closed:
                         self.connection = await psycopg.AsyncConnection.connect(
                             DATABASE_URL, autocommit=True, connect_timeout=5, row_factory=psycopg.rows.dict_row,
-                            client_encoding="utf8", prepare_threshold=None, options="-c statement_timeout=5s")  # as poolers need it
+                            client_encoding="utf8", options="-c statement_timeout=5s",
+                            prepare_threshold=None)  # as poolers need it
                 return await (await self.connection.execute(sql, arguments)).fetchone()
             except psycopg.OperationalError:
                 if last or not (self.connection is None or self.connection.closed):

@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(68);
+select plan(69);
 
 create function baton_test.go_on(
   run_id text, next_step_slug text default 't', step_slug text default 's'
@@ -152,6 +152,22 @@ from (
 select is(
   (select a.outcome from baton.advance_run(null, null, null, null, 'v', null) as a), 'declined', 'next: of no run'
 );
+
+update baton.settings set max_payload_bytes = 1024;
+select is(
+  (
+    select string_agg(baton_test.sqlstate_of(format(c.call, i.input)), ' ')
+    from (
+      values ('select baton.create_step(''c'', 1, ''v'', jsonb_build_array(%L::jsonb))'), ('select baton.advance_run(''c'', 1, ''u'', ''1'', ''v'', %L)')
+    ) as c (call)
+    cross join (
+      select jsonb_build_object('a', repeat('x', n)) as input from generate_series(990, 1024) as n
+      where pg_column_size(jsonb_build_array(jsonb_build_object('a', repeat('x', n)))) > 1024
+      order by n limit 1
+    ) as i
+  ), '54000 54000', 'next: an input is measured as create_step measures it'
+);
+update baton.settings set max_payload_bytes = default;
 
 -- Whose replay was the last one
 

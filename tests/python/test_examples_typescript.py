@@ -34,6 +34,7 @@ async function gated(input, task) {
 }
 function quick(input, task) { mark(task); return input; }
 function unordered(_, task) { mark(task); return { long: 1, b: 2 }; }
+function keys(input, task) { mark(task); return Object.keys(input).join(" "); }
 function flaky(input, task) {
   mark(task);
   if (task.attempt <= input) throw new Error(`attempt ${task.attempt}`);
@@ -83,7 +84,8 @@ const workflows = {
   },
   ordered: async (run) => {
     const first = await run.step(unordered, null);
-    return run.step(quick, 0, { key: Object.keys(first).join(" ") });
+    await run.step(quick, 0, { key: Object.keys(first).join(" ") });
+    return run.step(keys, { long: 1, b: 2 });
   },
   follows: async (run) => {
     await run.step(gated, null);
@@ -96,7 +98,7 @@ const workflows = {
   impure: (run) => run.step(quick, null, { key: String(process.hrtime.bigint()) }),
 };
 workflows.halves = (run) => Promise.all([run.step(broken, null), workflows.steps(run)]);
-const bodies = { gated, quick, unordered, flaky, large, broken };
+const bodies = { gated, quick, unordered, keys, flaky, large, broken };
 for (const name of FORGET.split(" ")) { delete workflows[name]; delete bodies[name]; }
 
 const worker = new Worker(randomUUID(), { queue: "default", workflows, bodies }, Number(process.env.LANES ?? 2));
@@ -306,7 +308,7 @@ def test_from_one_inline_step_to_the_next_there_is_no_replay(shop):
     assert shop.types().count("task_completed") == len(shop.marks()) == 10
 
 
-@pytest.mark.parametrize("workflow, output", [("notes", None), ("ordered", 0)])
+@pytest.mark.parametrize("workflow, output", [("notes", None), ("ordered", "b long")])
 def test_what_is_decided_ahead_is_what_replays_decide(shop, workflow, output):
     shop.conn.execute("update baton.settings set max_failures = 1")
     shop.worker()

@@ -918,6 +918,27 @@ def test_an_ack_that_waited_for_another_message_sees_that_the_run_has_ended_mean
     assert messages(conn) == []
 
 
+def test_an_ack_looks_again_at_what_it_did_not_remove_and_waits_for_nobody(db, conn, first, second):
+    third = db.session("third")
+    start(conn)
+    runs = take(conn)
+    one(conn, "send", queue_name="users", payload=None)
+    [users] = call(conn, "claim", queue_name="users")
+    receipts = [{"message_id": m.message_id, "delivery": m.delivery} for m in (runs, users)]
+    assert runs.message_id < users.message_id
+    first.run("begin")
+    first.run(f"select from baton.messages where message_id = {users.message_id} for update")
+    send(second, "ack_many", receipts=json.dumps(receipts))
+    wait_blocked(conn, second, by=first)
+    assert cancel(conn) == "done"
+    send(third, "extend_many", receipts=json.dumps(receipts))
+    wait_blocked(conn, third, by=second)
+    first.run("commit")
+    assert [answer.outcome for answer in second.result()] == ["in_use", "acked"]
+    assert [answer.outcome for answer in third.result()] == ["cancelled", "lost"]
+    assert messages(conn) == []
+
+
 def test_an_ack_of_what_an_open_run_needs_waits_for_nobody(conn, first):
     conn.execute("set lock_timeout = '5s'")
     start(conn)

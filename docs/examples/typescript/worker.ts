@@ -347,9 +347,7 @@ class Lane {
     const { step_slug, task_index } = attempt;
     try {
       await this.#read(run_id, events);
-      // As replays will read it: jsonb has an order of its own.
-      const { rows } = await this.#db.query("select $1::jsonb as output", [output]);
-      const payload = { step_slug, task_index, output: rows[0].output };
+      const payload = { step_slug, task_index, output: await this.#asStored(output) };
       const seq = events.at(-1)!.seq;
       const ahead = ["task_completed", "step_completed"].map((type) => ({ seq, type, correlation_id: null, payload }));
       const workflow = this.#worker.application.workflows[workflow_name]!;
@@ -358,7 +356,7 @@ class Lane {
       const inputs: unknown[] = step ? JSON.parse(step.inputs) : [];
       const isOne = run.newSteps.length === 1 && inputs.length === 1;
       if (done || failed || error || !step || !isOne || run.newEvents.length > 0 || run.wakeAt) return undefined;
-      const [input] = inputs;
+      const input = await this.#asStored(json(inputs[0]));
       const next = { next_step_slug: step.step_slug, next_input: json(input), max_attempts: step.max_attempts };
       const { outcome } = await one(this.#db, "advance_run", { run_id, replay_epoch, step_slug, output, ...next });
       if (outcome !== "advanced") return undefined;
@@ -368,6 +366,12 @@ class Lane {
       log("not advanced:", error.message);
       return undefined;
     }
+  }
+
+  /** As replays and later attempts will read it: jsonb has an order of its own. */
+  async #asStored(value: string): Promise<unknown> {
+    const { rows } = await this.#db.query("select $1::jsonb as value", [value]);
+    return rows[0].value;
   }
 
   /** The end of a body and the replay that follows, in one short transaction: one commit a step. */
