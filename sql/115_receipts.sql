@@ -151,8 +151,8 @@ begin
 end;
 $$;
 
--- What a receipt is told that did not ack: its run or task may have ended since it was looked at. It waits for nobody: the
--- caller may hold messages with higher ids.
+-- What a receipt is told that did not ack: its run or task may have ended since it was looked at. It waits for nobody:
+-- the caller may hold messages with higher ids.
 create or replace function baton._refuse_ack(message_id bigint, delivery bigint, verb text)
 returns text
 language plpgsql
