@@ -52,10 +52,9 @@ class Database:
             try:
                 async with self.opening:
                     if self.connection is None or self.connection.closed:
-                        self.connection = await psycopg.AsyncConnection.connect(
+                        self.connection = await psycopg.AsyncConnection.connect(  # poolers want nothing prepared
                             DATABASE_URL, autocommit=True, connect_timeout=5, row_factory=psycopg.rows.dict_row,
-                            client_encoding="utf8", options="-c statement_timeout=5s",
-                            prepare_threshold=None)  # as poolers need it
+                            client_encoding="utf8", options="-c statement_timeout=5s", prepare_threshold=None)
                 return await (await self.connection.execute(sql, arguments)).fetchone()
             except psycopg.OperationalError:
                 if last or not (self.connection is None or self.connection.closed):

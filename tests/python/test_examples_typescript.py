@@ -421,9 +421,10 @@ def test_what_an_old_deployment_does_not_know_is_given_back(shop, unknown):
     old.wait_for("failing: unknown")
     old.wait_for("given back r" if unknown == "gated" else "failed r")
     assert shop.conn.execute("select visible_at > clock_timestamp() + '500 s' from baton.messages").fetchall() == [(True,)]
+    old.signal()
+    assert old.wait() == 0
     new = shop.worker()
     shop.conn.execute("update baton.messages set visible_at = clock_timestamp()")
-    old.signal()
     assert shop.wait("completed").output == "through"
     assert {pid for *_, pid in shop.marks()} == {new.process.pid}
 

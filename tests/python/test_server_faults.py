@@ -139,7 +139,7 @@ ARGUMENTS = {
     "attempt": "1", "completions": '[{"step_slug": "s", "task_index": 0, "attempt": 1, "output": 1, "message_id": 1,'
     ' "delivery": 1}]', "error": '"no"', "function_name": "orders", "input": "null", "inputs": "[1]",
     "invocation_id": "00000000-0000-0000-0000-000000000001", "keys": '[{"run_id": "r", "step_slug": "s", "task_index": 0,'
-    ' "attempt": 1}]', "kind": "client", "messages": '[{"payload": 1}]', "name": "n",
+    ' "attempt": 1}]', "kind": "client", "messages": '[{"payload": 1}]', "name": "n", "next_input": "1", "next_step_slug": "t",
     "older_than": "1 day", "output": "1", "payload": "1", "queue_name": "q", "reason": "because",
     "receipts": '[{"message_id": 1, "delivery": 1}]', "replay_epoch": "1", "role_name": "postgres", "run_id": "r",
     "seen_seq": "1", "step_slug": "s", "task_index": "0", "type": "x.y", "worker_id": "00000000-0000-0000-0000-000000000002",

@@ -284,9 +284,10 @@ def test_an_unknown_workflow_is_given_back(office):
     assert office.row().failures == 1
     [message] = office.messages()
     assert office.conn.execute("select %s > clock_timestamp() + interval '500 s'", (message.visible_at,)).fetchone()[0]
+    old.signal()
+    assert old.wait() == 0
     new = office.worker()
     office.conn.execute("update baton.messages set visible_at = clock_timestamp()")
-    old.signal()
     office.wait("completed")
     assert office.pids() == {new.process.pid}
 
