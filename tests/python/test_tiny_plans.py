@@ -47,14 +47,20 @@ def dead(conn):
     return message.message_id
 
 
-def costs(conn, name):
-    """What each verb reads, where it has something to do."""
+def account(conn):
+    """The buffers that verbs took, by verb, and spend(verb, *arguments), which calls one."""
     spent = {}
 
     def spend(verb, *arguments):
         places = ", ".join(["%s"] * len(arguments))
         spent[verb] = buffers(conn, f"select * from baton.{verb}({places})", *arguments)
 
+    return spent, spend
+
+
+def costs(conn, name):
+    """What each verb reads, where it has something to do."""
+    spent, spend = account(conn)
     run_id = f"ended {name}"
     _, epoch = running(conn, run_id)
     spend("get_run", run_id)
@@ -144,13 +150,8 @@ def test_a_task_is_looked_up_by_its_whole_key(db):
     dispatch(conn, epoch, 0)
 
     def costs():
-        spent = {}
+        spent, spend = account(conn)
         tasks = [started(conn, take_task(conn)) for _ in range(4)]
-
-        def spend(verb, *arguments):
-            places = ", ".join(["%s"] * len(arguments))
-            spent[verb] = buffers(conn, f"select * from baton.{verb}({places})", *arguments)
-
         receipts = [{"message_id": owned.receipt.message_id, "delivery": owned.receipt.delivery} for owned in tasks]
         spend("extend", *tasks[0].receipt)
         spend("extend_many", Jsonb(receipts[:1]))

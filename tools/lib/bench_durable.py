@@ -116,7 +116,8 @@ end;
 
 def apart(script: str, prefix: str) -> str:
     """With variables, a queue and a run of its own."""
-    for name in ("started", "run_id", "message_id", "delivery", "replay_epoch", "seen_seq", "read_seq", "attempt", "last_n", "n"):
+    for name in ("started", "run_id", "message_id", "delivery", "replay_epoch", "seen_seq", "read_seq", "attempt", "last_n",
+                 "n"):
         script = re.sub(rf":{name}\b", f":{prefix}{name}", script).replace(rf"\set {name} ", rf"\set {prefix}{name} ")
     return re.sub(r"\\([ag])set", rf"\\\1set {prefix}", script).replace("'steps'", f"'{prefix}steps'")
 

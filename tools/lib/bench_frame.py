@@ -20,7 +20,8 @@ from cluster import Cluster, clean_environ, find_bindir, has_extension
 SETTINGS = {"fsync": "on", "full_page_writes": "on", "jit": "on", "shared_buffers": "512MB", "max_wal_size": "8GB"}
 MODES = {"on": "default durability", "off": "synchronous_commit off"}
 # Whether a run that goes on from transaction to transaction was started.
-VARIABLES = [part for name in ("", "few_", "short_", "bare_", "next_", "absurd_", "dbos_") for part in ("-D", f"{name}started=0")]
+RUNS = "", "few_", "short_", "bare_", "next_", "absurd_", "dbos_"
+VARIABLES = [part for name in RUNS for part in ("-D", f"{name}started=0")]
 FLOOR = "single-row commit"
 FLOOR_SQL = "insert into bench.floor (n) values (1)"
 
