@@ -26,13 +26,19 @@ import { Failed } from "./dist/workflow.js";
 const { FOLDER, FORGET = "", OWNER_URL } = process.env;
 const mark = ({ step_slug, task_index, attempt }) =>
   appendFileSync(`${FOLDER}/marks`, [step_slug, task_index, attempt, process.pid].join("|") + "\\n");
+const note = (...words) => appendFileSync(`${FOLDER}/notes`, words.join(" ") + "\\n");
+const { query } = pg.Client.prototype;
+pg.Client.prototype.query = function (text, values) {
+  note("asked", this.processID, /baton\\.(\\w+)/.exec(text)?.[1] ?? text);
+  return query.call(this, text, values);
+};
 
 async function gated(input, task) {
   mark(task);
   while (!existsSync(`${FOLDER}/gate`)) await sleep(20, undefined, { signal: task.signal });
   return input;
 }
-function quick(input, task) { mark(task); return input; }
+function quick(input, task) { mark(task); note("body"); return input; }
 function unordered(_, task) { mark(task); return { long: 1, b: 2 }; }
 function keys(input, task) { mark(task); return Object.keys(input).join(" "); }
 function flaky(input, task) {
@@ -50,6 +56,7 @@ const workflows = {
   retries: (run) => run.step(flaky, run.input, { maxAttempts: 3 }),
   tooLarge: (run) => run.step(large, run.input),
   steps: async (run) => {
+    note("called");
     const seen = [];
     for (let number = 0; number < run.input; number++) seen.push(await run.step(quick, number, { key: String(number) }));
     return seen;
@@ -75,7 +82,9 @@ const workflows = {
   },
   maps: async (run) => {
     await run.step(quick, 0, { key: "first" });
-    return run.map(gated, ["a", "b"]);
+    const both = await run.map(gated, ["a", "b"]);
+    note("mapped", both.join(" "));
+    return both;
   },
   notes: async (run) => {
     await run.step(quick, 0, { key: "first" });
@@ -88,9 +97,29 @@ const workflows = {
     return run.step(keys, { long: 1, b: 2 });
   },
   follows: async (run) => {
-    await run.step(gated, null);
-    return run.step(quick, "followed");
+    const caught = [];
+    const tried = (...step) => run.step(...step).catch((error) => { caught.push(String(error)); });
+    return [await tried(quick, 1), await tried(gated, 2), await tried(quick, 3, { key: "last" }), caught];
   },
+  remembers: async (run) => {
+    const recorded = run.record("unordered", () => ({ long: 1, b: 2 }));
+    return run.step(quick, Object.keys(recorded).join(" "), { key: Object.keys(recorded).join(" ") });
+  },
+  ends: async (run) => {
+    await run.step(quick, 0, { key: "first" });
+    const last = run.step(quick, 1, { key: "last" });
+    if (run.input === "failed") throw new Failed("enough");
+    return Promise.race([last, run.input]);
+  },
+  recovers: async (run) => [
+    await run.step(quick, 0, { key: "first" }), await run.step(flaky, 1, { maxAttempts: 2 }),
+    await run.step(quick, 2, { key: "last" }),
+  ],
+  pairs: (run) => Promise.all(["a", "b"].map(async (name, index) => {
+    const seen = [];
+    for (let number = 0; number < 2 + 3 * index; number++) seen.push(await run.step(quick, number, { key: name + number }));
+    return seen;
+  })),
   stops: async (run) => {
     await run.step(gated, null);
     return Promise.race([run.signal("stop"), run.step(quick, "went on")]);
@@ -226,7 +255,7 @@ def test_killed_in_a_fan_out_the_others_complete_it_with_every_result_once(shop)
 
 
 def test_a_claim_that_runs_out_before_the_body_is_given_out_is_taken_up_again(shop):
-    worker = shop.worker(visibility=600, HEARTBEAT_SECONDS="600", OWNER_URL=shop.url_of(shop.db, "postgres"))
+    worker = shop.worker(visibility=600, HEARTBEAT_SECONDS="600", LANES="1", OWNER_URL=shop.url_of(shop.db, "postgres"))
     shop.start("late", "on time")
     wait_until(lambda: "ended r" in worker.text() or shop.ended(), "the message is settled")
     assert (shop.run().status, shop.run().output) == ("completed", "on time")
@@ -308,13 +337,66 @@ def test_from_one_inline_step_to_the_next_there_is_no_replay(shop):
     assert shop.types().count("task_completed") == len(shop.marks()) == 10
 
 
-@pytest.mark.parametrize("workflow, output", [("notes", None), ("ordered", "b long")])
+def test_from_one_inline_step_to_the_next_the_code_goes_on_in_memory_and_there_is_one_statement(shop):
+    worker = shop.worker(LANES="1", HEARTBEAT_SECONDS="100")
+    shop.start("steps", 50)
+    assert shop.wait("completed").output == list(range(50))
+    notes = shop.lines("notes")
+    assert notes.count("called") == 2, "at the first replay, and at the one that finds that the run is complete"
+    lane = next(note.split()[1] for note in notes if note.endswith(" claim"))
+    said = " ".join(note.split()[-1] for note in notes if note.startswith(f"asked {lane} ") or note == "body")
+    assert "dispatch_tasks end_replay commit" + " body advance_run" * 49 + " body begin complete_task begin_replay" in said
+    assert "Warning" not in worker.text(), "nothing piles up in Node"
+
+
+VALUES = r"""
+import assert from "node:assert";
+import pg from "pg";
+import { asStored, json } from "./dist/baton.js";
+
+let seed = 1;
+const below = (limit) => (seed = (seed * 48271) % 2147483647) % limit;
+const one = (values) => values[below(values.length)];
+const keys = ["", "a", "b", "aa", "10", "2", "01", "-1", "é", "ÿ", "z€", "\uffeea", "\u{1f600}", "\u2028", "\"", "\t", "__proto__"];
+const key = () => below(2) ? one(keys) : String.fromCodePoint(...Array.from({ length: below(4) }, () => 1 + below(0xd7ff)));
+const double = () => new Float64Array(new Int32Array([below(2 ** 31 - 1) << 1, below(2 ** 31 - 1) << 1]).buffer)[0];
+const numbers = [
+  0, -0, NaN, Infinity, 5e-324, -5e-324, 2.2250738585072014e-308, Number.MAX_VALUE, 1e21, 1e-7, 2 ** 53, -(2 ** 63), 0.1 + 0.2,
+];
+const leaf = () => one([double, () => one(numbers), key, () => one([null, true, undefined, () => 1, Symbol("s"), new Date(0)])])();
+const value = (depth) => {
+  const items = Array.from({ length: below(6) }, () => (depth && below(3) ? value(depth - 1) : leaf()));
+  return below(3) ? Object.fromEntries(items.map((item) => [key(), item])) : items;
+};
+const nested = Array.from({ length: 1000 }).reduce((inner, _, n) => (n % 2 ? [inner] : { b: inner, a: n }), null);
+
+const texts = [...numbers, undefined, () => 1, nested, ...Array.from({ length: 2000 }, () => value(3))].map(json);
+const db = new pg.Client({ connectionString: process.env.DATABASE_URL });
+await db.connect();
+const { rows } = await db.query("select value from unnest($1::jsonb[]) with ordinality as t (value, n) order by n", [texts]);
+await db.end();
+assert.equal(rows.length, texts.length);
+for (const [index, { value }] of rows.entries()) {
+  assert.equal(JSON.stringify(asStored(texts[index])), JSON.stringify(value)); // what it holds, in order
+  if (texts[index].length < 1000) assert.deepStrictEqual(asStored(texts[index]), value); // 0 is not -0
+}
+console.log(texts.filter((text) => JSON.stringify(asStored(text)) !== text).length, "in another order");
+"""
+
+
+def test_what_is_read_again_needs_no_database(shop):
+    program = shop.program("--input-type=module", "-e", VALUES)
+    assert program.wait() == 0, program.text()
+    assert int(program.text().split()[0]) > 500
+
+
+@pytest.mark.parametrize("workflow, output", [("notes", None), ("ordered", "b long"), ("remembers", "b long")])
 def test_what_is_decided_ahead_is_what_replays_decide(shop, workflow, output):
     shop.conn.execute("update baton.settings set max_failures = 1")
     shop.worker()
     shop.start(workflow)
     answer = shop.wait("completed").output
-    assert answer == output if workflow == "ordered" else answer[0] == answer[1]
+    assert answer == output if output else answer[0] == answer[1]
 
 
 @pytest.mark.parametrize("workflow", ["spreads", "maps"])
@@ -325,6 +407,23 @@ def test_two_bodies_after_one_run_side_by_side(shop, workflow):
     shop.wait_marks(3)
     shop.open_gate()
     assert shop.wait("completed").output == ["a", "b"]
+    assert {note for note in shop.lines("notes") if note.startswith("mapped")} <= {"mapped a b"}, "it is not told of a part"
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_code_that_ends_starts_nothing_more(shop, status):
+    shop.worker()
+    shop.start("ends", status)
+    shop.wait(status)
+    assert shop.types().count("step_created") == len(shop.marks()) == 1
+
+
+def test_branches_go_on_side_by_side_and_the_last_one_alone(shop):
+    shop.conn.execute("update baton.settings set max_failures = 1")
+    shop.worker()
+    shop.start("pairs")
+    assert shop.wait("completed").output == [list(range(2)), list(range(5))]
+    assert sorted(step for step, *_ in shop.marks()) == [f"quick {key}" for key in ("a0", "a1", "b0", "b1", "b2", "b3", "b4")]
 
 
 def test_a_signal_that_comes_while_a_body_runs_is_seen_before_the_next_step(shop):
@@ -342,15 +441,41 @@ def test_where_the_short_way_is_not_open_the_long_one_is_taken(shop, refusal):
     grants = count_grants(shop)
     worker = shop.worker(LANES="1")
     shop.start("follows")
-    shop.wait_marks(1)
+    shop.wait_marks(2)
     if refusal == "declined":
         shop.conn.execute("select baton.wake_run('r')")
     else:
         shop.conn.execute("revoke execute on function baton.advance_run from baton_test_worker")
     shop.open_gate()
-    assert shop.wait("completed").output == "followed"
+    assert shop.wait("completed").output == [1, 2, 3, []], "what the code catches is of its steps"
     assert grants() == 3 and ("not advanced: permission denied" in worker.text()) == (refusal == "error")
-    assert shop.types().count("task_completed") == len(shop.marks()) == 2
+    assert shop.types().count("task_completed") == len(shop.marks()) == 3
+
+
+def test_cancelled_while_the_code_is_in_memory_the_body_is_aborted_and_no_other_started(shop):
+    grants = count_grants(shop)
+    worker = shop.worker(HEARTBEAT_SECONDS="100", visibility=600, LANES="1")
+    shop.start("follows")
+    shop.wait_marks(2)
+    shop.conn.execute("select baton.cancel_run('r', 'enough')")
+    worker.wait_for("aborting gated cancelled")
+    worker.wait_for("given back r")
+    shop.open_gate()
+    shop.start("gate", "next", "next")
+    assert shop.wait("completed", "next").output == "next"
+    assert [step for step, *_ in shop.marks()] == ["quick", "gated", "gated"] and shop.types().count("step_created") == 2
+    assert grants() == 3, "one of the cancelled run"
+
+
+def test_a_body_that_fails_while_the_code_is_in_memory_is_tried_again(shop):
+    grants = count_grants(shop)
+    shop.worker(LANES="1")
+    shop.start("recovers")
+    assert shop.wait("completed").output == [0, 2, 2]
+    assert [(step, attempt) for step, _, attempt, _ in shop.marks()] == [
+        ("quick first", 1), ("flaky", 1), ("flaky", 2), ("quick last", 1)]
+    assert grants() == 4, "the first, with the failure, after the retry, and at the end"
+    assert shop.conn.execute("select max_attempts from baton.steps where step_slug = 'flaky'").fetchone() == (2,)
 
 
 def test_branches_wait_side_by_side(shop):

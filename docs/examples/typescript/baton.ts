@@ -56,7 +56,23 @@ export type Verb = keyof Verbs;
 export type Arguments<V extends Verb> = Verbs[V][0];
 export type Row<V extends Verb> = Verbs[V][1];
 
-export const json = (value: unknown): string => JSON.stringify(value ?? null);
+export const json = (value: unknown): string => JSON.stringify(value ?? null) ?? "null"; // of a function, too
+
+/** The value of that JSON as it will be read from the database: jsonb has its own order of keys. */
+export const asStored = (text: string): unknown => inOrder(JSON.parse(text));
+
+function inOrder(value: any): unknown {
+  if (typeof value !== "object" || value === null) return value;
+  if (Array.isArray(value)) {
+    for (const [index, item] of value.entries()) value[index] = inOrder(item);
+    return value;
+  }
+  const members = Object.entries(value).sort(([a], [b]) => compareKeys(Buffer.from(a), Buffer.from(b)));
+  for (const member of members) member[1] = inOrder(member[1]);
+  return Object.fromEntries(members);
+}
+
+const compareKeys = (a: Buffer, b: Buffer): number => a.length - b.length || Buffer.compare(a, b);
 
 type Database = pg.ClientBase | pg.Pool;
 

@@ -1,7 +1,9 @@
 /** The worker: claims messages, replays runs, executes bodies (the why: docs/guides/ownership.md). */
-import { setImmediate as turn, setTimeout as sleep } from "node:timers/promises";
+import { setTimeout as sleep } from "node:timers/promises";
 import pg from "pg";
-import { type Attempt, type Baton, call, type Event, json, one, type Receipt, type Started } from "./baton.ts";
+import {
+  asStored, type Attempt, call, type Event, type Fence, json, one, type Receipt, type Started,
+} from "./baton.ts";
 import { type Body, Failed, Run, type Workflow } from "./workflow.ts";
 
 const POLL_MS = 1000 * Number(process.env.POLL_SECONDS ?? 1);
@@ -70,6 +72,7 @@ export class Worker {
     const tending = this.#tend(done.signal);
     await Promise.all(this.#lanes.map((lane) => lane.work()));
     done.abort();
+    this.hint();
     await tending;
     log("stopped", this.id);
   }
@@ -90,13 +93,14 @@ export class Worker {
         const recovered = await call(db, "recover_runs", { queue_name: this.application.queue });
         log("ready; recovered:", ...recovered.map(({ run_id }) => run_id));
         for (let beatAt = 0; !done.aborted; ) {
-          const hinted = new Promise<void>((resolve) => (this.hint = resolve));
+          const hinted = new AbortController();
+          this.hint = () => hinted.abort();
           if (this.stopping || Date.now() >= beatAt) {
             await this.#beat(db);
             beatAt = Date.now() + BEAT_MS;
           }
           await this.#reconcile(db);
-          await Promise.race([hinted, sleep(beatAt - Date.now(), undefined, { signal: done }).catch(() => {})]);
+          await sleep(beatAt - Date.now(), undefined, { signal: hinted.signal }).catch(() => {});
         }
         await one(db, "stop_worker", { worker_id: this.id });
       } catch (error) { // what can't be said is found out by the time-outs
@@ -134,9 +138,10 @@ export class Worker {
   }
 }
 
-type Replayed = { outcome: string; task?: Started };
-/** What the workflow's code comes to: done, failed, in error, or none of these: it waits. */
-type Decision = { run: Run; done?: { output: string } | void; failed?: { error: string }; error?: string };
+/** A body to run here, and the workflow's code, which waits for it in memory. */
+type Inline = { task: Started; run: Run; fence: Fence };
+type Replayed = { outcome: string; inline?: Inline };
+type Written = { outcome: string; task?: Started };
 type Ended = { attempt: Attempt; output: string } | { attempt: Attempt; error: string; final: boolean };
 
 /** A connection that works on one message at a time. */
@@ -144,7 +149,6 @@ class Lane {
   receipt: Receipt | undefined; // the message in hand
   attempt: Attempt | undefined; // the body that runs
   #abort = new AbortController(); // of that body
-  #baton!: Baton; // of the last replay
   readonly #worker: Worker;
   #db!: pg.Client;
   #inTransaction = false;
@@ -196,17 +200,19 @@ class Lane {
   /** Replay, and run the body that it starts here, outside the replay; again until there is none. */
   async #handleRun(): Promise<string> {
     const events: Event[] = [];
-    let { outcome, task } = await this.#replay(events);
-    while (task) {
-      const ended = await this.#execute(task);
+    let { outcome, inline } = await this.#replay(events);
+    while (inline) {
+      const ended = await this.#execute(inline.task);
       if (!ended) return "given back";
       // A later attempt ends alone: should the workflow's code kill us then, that is not the body's fault.
-      let answer = task.attempt === 1 ? await this.#goOn(ended, events) : undefined;
+      let answer: Replayed | undefined;
+      if (inline.task.attempt === 1)
+        answer = (await this.#advance(ended, inline)) ?? (await this.#endAndReplay(ended, events));
       if (!answer) {
         await this.#end(ended);
         answer = await this.#replay(events);
       }
-      ({ outcome, task } = answer);
+      ({ outcome, inline } = answer);
     }
     return outcome;
   }
@@ -224,17 +230,21 @@ class Lane {
   async #replay(events: Event[]): Promise<Replayed> {
     // hold session: if this process is killed while it decides, its connection tells, and the run is free at once
     const baton = await one(this.#db, "begin_replay", { ...this.receipt!, hold: "session" });
-    this.#baton = baton;
+    const { run_id, replay_epoch, workflow_name, clock } = baton;
+    const fence = { run_id, replay_epoch };
     let { outcome } = baton; // handed_over: somebody else goes on, and sees what we have written
+    let run!: Run;
     let task: Started | undefined;
     while (outcome === "granted" || outcome === "again") { // again: something came while we decided
-      await this.#read(baton.run_id, events);
-      const write = await this.#decide(baton, events); // with no transaction open, unless a body's end began one
+      await this.#read(run_id, events);
+      run = new Run(events, clock);
+      // with no transaction open, unless a body's end began one
+      const write = await this.#decide(workflow_name, run, fence, events.at(-1)!.seq);
       const written = await this.#transaction(write); // all or nothing
       outcome = written.outcome;
       task ??= written.task;
     }
-    return outcome === "ended" ? { outcome, task } : { outcome };
+    return outcome === "ended" && task ? { outcome, inline: { task, run, fence } } : { outcome };
   }
 
   async #read(run_id: string, events: Event[]): Promise<void> {
@@ -245,38 +255,23 @@ class Lane {
     }
   }
 
-  /** Runs the workflow's code over the events. Answers what is then to be written. */
-  async #decide(baton: Baton, events: Event[]): Promise<() => Promise<Replayed>> {
-    const workflow = this.#worker.application.workflows[baton.workflow_name];
+  /** Runs the workflow's code. Answers what is then to be written. */
+  async #decide(name: string, run: Run, fence: Fence, seen_seq: number): Promise<() => Promise<Written>> {
+    const workflow = this.#worker.application.workflows[name];
     if (!workflow) // others may know it: a newer deployment
-      return () => this.#giveBack(`unknown workflow: ${baton.workflow_name}`, UNKNOWN_DELAY);
-    const { run, done, failed, error } = await this.#run(workflow, events, baton.clock);
+      return () => this.#giveBack(`unknown workflow: ${name}`, UNKNOWN_DELAY);
+    const { done, failed, error } = await run.decide(workflow);
     if (error) return () => this.#giveBack(error);
-    const { run_id, replay_epoch } = baton;
     return async () => {
-      for (const event of run.newEvents) await one(this.#db, "append_event", { run_id, replay_epoch, ...event });
-      if (done) return one(this.#db, "complete_run", { run_id, replay_epoch, ...done });
-      if (failed) return one(this.#db, "fail_run", { run_id, replay_epoch, ...failed });
-      return this.#suspend(run, { run_id, replay_epoch }, events.at(-1)!.seq);
+      for (const event of run.newEvents.splice(0)) await one(this.#db, "append_event", { ...fence, ...event });
+      if (done) return one(this.#db, "complete_run", { ...fence, ...done });
+      if (failed) return one(this.#db, "fail_run", { ...fence, ...failed });
+      return this.#suspend(run, fence, seen_seq);
     };
   }
 
-  async #run(workflow: Workflow, events: Event[], clock: Date): Promise<Decision> {
-    const decision: Decision = { run: new Run(events, clock) };
-    const { run } = decision;
-    try {
-      decision.done = await Promise.race([workflow(run).then((output) => ({ output: json(output) })), run.suspended]);
-    } catch (error) {
-      if (!(error instanceof Failed)) return { run, error: String(error) };
-      decision.failed = { error: json(error.detail) };
-    }
-    await turn(); // its other branches go as far as they can
-    const unasked = run.unasked();
-    return unasked ? { run, error: `the log holds ${unasked}, and the code does not ask for it` } : decision;
-  }
-
-  async #suspend(run: Run, fence: { run_id: string; replay_epoch: number }, seen_seq: number): Promise<Replayed> {
-    for (const step of run.newSteps) await one(this.#db, "create_step", { ...fence, ...step });
+  async #suspend(run: Run, fence: Fence, seen_seq: number): Promise<Written> {
+    for (const step of run.newSteps.splice(0)) await one(this.#db, "create_step", { ...fence, ...step });
     // At most one body under our message; the others get messages of their own. None, if this worker is stopping.
     const dispatch = () => call(this.#db, "dispatch_tasks", { ...fence, inline_limit: 1 });
     let rows = await dispatch();
@@ -334,44 +329,31 @@ class Lane {
     }
   }
 
-  async #goOn(ended: Ended, events: Event[]): Promise<Replayed | undefined> {
-    return ("output" in ended && (await this.#advance(ended, events))) || this.#endAndReplay(ended, events);
-  }
-
   /**
-   * The short way: the end of a body and the start of the next one in one call, where the code, ahead of the log, wants
-   * just that one, and nothing else has happened to the run. Answers nothing: take the long way.
+   * The short way: the code is told of the end ahead of the log, and goes on where it stands. If it wants one new body
+   * and nothing else, and nothing else has happened to the run, one call writes the end and starts that body. Answers
+   * nothing: take the long way, where the code is called anew, since what it knows may not be what the log gets.
    */
-  async #advance({ attempt, output }: Ended & { output: string }, events: Event[]): Promise<Replayed | undefined> {
-    const { run_id, workflow_name, replay_epoch, clock } = this.#baton;
-    const { step_slug, task_index } = attempt;
+  async #advance(ended: Ended, { run, fence }: Inline): Promise<Replayed | undefined> {
+    if (!("output" in ended)) return undefined;
+    const { attempt: { step_slug }, output } = ended;
+    const next = await run.goOn(step_slug, asStored(output));
+    const inputs = next ? (asStored(next.inputs) as unknown[]) : [];
+    if (!next || inputs.length !== 1) return undefined;
+    const { step_slug: next_step_slug, max_attempts } = next;
+    const next_input = json(inputs[0]);
     try {
-      await this.#read(run_id, events);
-      const payload = { step_slug, task_index, output: await this.#asStored(output) };
-      const seq = events.at(-1)!.seq;
-      const ahead = ["task_completed", "step_completed"].map((type) => ({ seq, type, correlation_id: null, payload }));
-      const workflow = this.#worker.application.workflows[workflow_name]!;
-      const { run, done, failed, error } = await this.#run(workflow, [...events, ...ahead], clock);
-      const [step] = run.newSteps;
-      const inputs: unknown[] = step ? JSON.parse(step.inputs) : [];
-      const isOne = run.newSteps.length === 1 && inputs.length === 1;
-      if (done || failed || error || !step || !isOne || run.newEvents.length > 0 || run.wakeAt) return undefined;
-      const input = await this.#asStored(json(inputs[0]));
-      const next = { next_step_slug: step.step_slug, next_input: json(input), max_attempts: step.max_attempts };
-      const { outcome } = await one(this.#db, "advance_run", { run_id, replay_epoch, step_slug, output, ...next });
+      const values = { ...fence, step_slug, output, next_step_slug, next_input, max_attempts };
+      const { outcome } = await one(this.#db, "advance_run", values);
       if (outcome !== "advanced") return undefined;
-      return { outcome, task: { outcome, run_id, step_slug: step.step_slug, task_index: 0, attempt: 1, input } };
+      const { run_id } = fence;
+      const task = { outcome, run_id, step_slug: next_step_slug, task_index: 0, attempt: 1, input: inputs[0] };
+      return { outcome, inline: { task, run, fence } };
     } catch (error) {
       if (!(error instanceof pg.DatabaseError)) throw error;
       log("not advanced:", error.message);
       return undefined;
     }
-  }
-
-  /** As replays and later attempts will read it: jsonb has an order of its own. */
-  async #asStored(value: string): Promise<unknown> {
-    const { rows } = await this.#db.query("select $1::jsonb as value", [value]);
-    return rows[0].value;
   }
 
   /** The end of a body and the replay that follows, in one short transaction: one commit a step. */

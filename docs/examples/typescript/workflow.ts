@@ -1,5 +1,6 @@
 /** What workflows and bodies are written with. */
-import { type Attempt, type Event, json } from "./baton.ts";
+import { setImmediate as turn } from "node:timers/promises";
+import { asStored, type Attempt, type Event, json } from "./baton.ts";
 
 /** What a body is told: its place in the run, which is the same at each attempt, and a signal that asks it to stop. */
 export type Task = Attempt & { signal: AbortSignal };
@@ -7,7 +8,7 @@ export type Task = Attempt & { signal: AbortSignal };
 /** A body has an effect on the world. It may run again if its process dies before its end is written down. */
 export type Body<In, Out> = (input: In, task: Task) => Promise<Out> | Out;
 
-/** A workflow only decides: it is called again from the top at every replay. */
+/** A workflow only decides. It is called again from the top at every replay, and goes on in memory between them. */
 export type Workflow = (run: Run) => Promise<unknown>;
 
 export type StepOptions = { key?: string; maxAttempts?: number };
@@ -27,17 +28,22 @@ export class StepFailed extends Failed {}
 /** The log holds something that the code did not ask for: one of them was changed, or the code is not deterministic. */
 export class Diverged extends Error {}
 
-/** A run in one replay: what the log has is answered from it; what it has not is new, or is waited for. */
+export type NewStep = { step_slug: string; inputs: string; max_attempts?: number };
+/** What the code comes to: done, failed, in error, or none of these: it waits. */
+export type Decision = { done?: { output: string } | void; failed?: { error: string }; error?: string };
+
+/** A run, from a replay on: what the log has is answered from it; what it has not is new, or is waited for. */
 export class Run {
   readonly input: any;
+  /** To be written: whoever writes them takes them out. */
   readonly newEvents: { type: string; correlation_id: string; payload: string }[] = [];
-  readonly newSteps: { step_slug: string; inputs: string; max_attempts?: number }[] = [];
+  readonly newSteps: NewStep[] = [];
   wakeAt: Date | null = null;
-  /** Settles when the code waits and nothing that it does in this replay can bring it on. */
-  readonly suspended: Promise<void>;
 
   #clock: Date;
+  #code!: Promise<{ output: string }>;
   #suspend!: () => void;
+  #waiting = new Map<string, (outputs: any) => void>(); // steps of one input
   #logged = new Map<string, any>(); // by "step NAME" and "record NAME": what the code must ask for
   #asked = new Set<string>();
   #ends = new Map<string, Event>();
@@ -47,7 +53,6 @@ export class Run {
   constructor(events: Event[], clock: Date) {
     this.input = events[0]!.payload;
     this.#clock = clock;
-    this.suspended = new Promise((resolve) => (this.#suspend = resolve));
     for (const { type, correlation_id, payload } of events) {
       if (type === "step_created") this.#logged.set(`step ${correlation_id}`, payload);
       if (type === "workflow.recorded") this.#logged.set(`record ${correlation_id}`, payload);
@@ -73,13 +78,11 @@ export class Run {
   async map<In, Out>(body: Body<In, Out>, inputs: In[], { key, maxAttempts }: StepOptions = {}): Promise<Out[]> {
     const slug = key === undefined ? body.name : `${body.name} ${key}`;
     const created = this.#ask(`step ${slug}`);
-    if (!created) {
-      this.newSteps.push({ step_slug: slug, inputs: json(inputs), max_attempts: maxAttempts });
-      return this.#wait();
-    }
-    if (created.task_count !== inputs.length) throw new Diverged(`${slug}: ${created.task_count} inputs in the log`);
+    if (!created) this.newSteps.push({ step_slug: slug, inputs: json(inputs), max_attempts: maxAttempts });
+    else if (created.task_count !== inputs.length)
+      throw new Diverged(`${slug}: ${created.task_count} inputs in the log`);
     const end = this.#ends.get(slug);
-    if (!end) return this.#wait();
+    if (!end) return this.#wait(inputs.length === 1 ? slug : undefined);
     if (end.type !== "step_completed") throw new StepFailed({ step: slug, ...end.payload });
     return (this.#outputs.get(slug) ?? []) as Out[];
   }
@@ -90,7 +93,7 @@ export class Run {
     if (logged !== undefined) return logged;
     const payload = json(decide());
     this.newEvents.push({ type: "workflow.recorded", correlation_id: name, payload });
-    return JSON.parse(payload);
+    return asStored(payload) as T;
   }
 
   /** The payload of the next signal of that name. */
@@ -102,24 +105,53 @@ export class Run {
   /** By the clock of the database when this replay was granted; this machine's does not count. */
   async sleep(name: string, seconds: number): Promise<void> {
     const until = new Date(this.record(`sleep ${name}`, () => new Date(this.#clock.getTime() + seconds * 1000)));
-    if (this.#clock < until) await this.#wait(until);
+    if (this.#clock >= until) return;
+    if (!(this.wakeAt && this.wakeAt <= until)) this.wakeAt = until;
+    await this.#wait();
   }
 
-  /** After the code: something that the log holds and the code did not ask for. */
-  unasked(): string | undefined {
-    return [...this.#logged.keys()].find((name) => !this.#asked.has(name));
+  // For the worker -----------------------------------------------------------------------------
+
+  /** Calls the code. */
+  decide(workflow: Workflow): Promise<Decision> {
+    const suspended = new Promise<void>((resolve) => (this.#suspend = resolve));
+    this.#code = (async () => ({ output: json(await workflow(this)) }))();
+    return this.#standstill(suspended);
+  }
+
+  /** Tells the code a body's output: it goes on where it stands. Answers what it wants, if that is one new step. */
+  async goOn(slug: string, output: unknown): Promise<NewStep | undefined> {
+    this.#waiting.get(slug)?.([output]);
+    const { done, failed, error } = await this.#standstill(turn());
+    const [step, ...others] = this.newSteps.splice(0);
+    if (done || failed || error || others.length > 0 || this.newEvents.length > 0) return undefined;
+    return step;
+  }
+
+  async #standstill(suspended: Promise<void>): Promise<Decision> {
+    const decision: Decision = {};
+    try {
+      decision.done = await Promise.race([this.#code, suspended]);
+    } catch (error) {
+      if (!(error instanceof Failed)) return { error: String(error) };
+      decision.failed = { error: json(error.detail) };
+    }
+    await turn(); // its other branches go as far as they can
+    const [unasked] = this.#logged.keys();
+    return unasked ? { error: `the log holds ${unasked}, and the code does not ask for it` } : decision;
   }
 
   #ask(name: string): any {
     if (this.#asked.has(name)) throw new Diverged(`${name} was there before: give it a key of its own`);
     this.#asked.add(name);
-    return this.#logged.get(name);
+    const logged = this.#logged.get(name);
+    this.#logged.delete(name);
+    return logged;
   }
 
-  /** A promise that never settles: the code ends here in this replay, once its other branches have gone as far. */
-  #wait(until?: Date): Promise<never> {
-    if (until && !(this.wakeAt && this.wakeAt <= until)) this.wakeAt = until;
+  /** The code stands still, once its other branches have gone as far; it goes on if it is told of that body's end. */
+  #wait(body?: string): Promise<any> {
     setImmediate(this.#suspend);
-    return new Promise(() => {});
+    return new Promise((resolve) => body && this.#waiting.set(body, resolve));
   }
 }
