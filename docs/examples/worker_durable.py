@@ -9,11 +9,12 @@ slots. What has ended elsewhere is asked to stop (cancellation.py), and so is ev
 """
 import concurrent.futures
 import contextlib
-import json
+import copy
 import os
 import signal
 import threading
 import time
+import types
 import uuid
 
 import psycopg
@@ -21,7 +22,8 @@ import worker_runs
 from cancellation import Attempt, Cancelled, Control
 from psycopg.types.json import Jsonb
 from worker_runs import (
-    DATABASE_URL, POLL_SECONDS, UNKNOWN_DELAY, VISIBILITY, Diverged, Failed, Run, Stopping, Suspended, connect, log,
+    DATABASE_URL, POLL_SECONDS, UNKNOWN_DELAY, VISIBILITY, Diverged, Failed, Run, Stopping, Suspended, as_logged, connect,
+    log,
 )
 
 FUNCTION = os.environ.get("FUNCTION_NAME")  # a registered function of start_mode process; without: no heartbeat
@@ -46,7 +48,7 @@ def pack(item, task):
 BODIES = {body.__name__: body for body in (charge, pack)}
 
 
-# A workflow only decides: it is called again from the top after each step.
+# A workflow only decides. It may be called again from the top after any step, and must come to the same steps.
 def order(run):
     try:
         payment = run.step("charge", run.input["amount"], max_attempts=5)
@@ -67,12 +69,12 @@ class StepFailed(Exception):
 
 
 class StepRun(Run):
-    """What a workflow sees of its run in one replay."""
+    """What a workflow sees of its run in one replay; with go_on, from the end of a step on, ahead of the next one."""
 
-    def __init__(self, events, baton, is_stopping, is_ahead=False):
+    def __init__(self, events, baton, is_stopping, go_on=None):
         super().__init__(events, baton, is_stopping)
-        self.created, self.passed, self.ended, self.outputs = {}, set(), {}, {}
-        self.new_steps, self.suspended, self.is_ahead = [], None, is_ahead
+        self.created, self.passed, self.ended, self.outputs = {}, set(), {}, {}  # created: and not passed yet
+        self.new_steps, self.suspended, self.go_on = [], None, go_on
         for event in events:
             if event.type == "step_created":
                 self.created[event.correlation_id] = event.payload
@@ -83,7 +85,7 @@ class StepRun(Run):
 
     def record(self, event_type, decide):
         """Ahead of a replay nothing is decided that the replay would have to write down."""
-        if self.is_ahead and self.position == len(self.recorded):
+        if self.go_on and self.position == len(self.recorded):
             raise Suspended(None)
         return super().record(event_type, decide)
 
@@ -98,20 +100,23 @@ class StepRun(Run):
         if slug in self.passed:
             raise Diverged(f"there is a step {slug!r} already: give it a key")
         self.passed.add(slug)
-        if slug not in self.created:
+        if not (created := self.created.pop(slug, None)):
+            step = slug, as_logged(inputs), options.get("on_exhausted"), options.get("max_attempts")
             if self.is_stopping():
                 raise Stopping
-            self.new_steps.append((slug, Jsonb(inputs), options.get("on_exhausted"), options.get("max_attempts")))
+            if self.go_on and len(inputs) == 1 and self.position == len(self.recorded) and not self.created:
+                return copy.deepcopy([self.go_on(*step)])
+            self.new_steps.append(step)
             raise Suspended(None)
-        if self.created[slug]["task_count"] != len(inputs):
-            raise Diverged(f"step {slug!r} had {self.created[slug]['task_count']} inputs, not {len(inputs)}")
+        if created["task_count"] != len(inputs):
+            raise Diverged(f"step {slug!r} had {created['task_count']} inputs, not {len(inputs)}")
         outputs = self.outputs.get(slug, {})
         if len(outputs) == len(inputs):
-            return [outputs[index] for index in range(len(inputs))]
+            return copy.deepcopy([outputs[index] for index in range(len(inputs))])
         if not (end := self.ended.get(slug)):
             raise Suspended(None)
         if end.type == "step_failed":
-            raise StepFailed(slug, end.payload.get("error") or end.payload.get("reason"))
+            raise StepFailed(slug, copy.deepcopy(end.payload.get("error") or end.payload.get("reason")))
         return None
 
 
@@ -193,43 +198,58 @@ class Slot(worker_runs.Worker):
     # A run message ------------------------------------------------------------------------------
 
     def handle_run(self):
-        """Replay, and run the body that it starts here, outside the replay; again until there is none."""
+        """Replay, and run the body that it starts here, and those that follow from it; again until there is none."""
         events = []
         outcome, task = self.replay(events)
         while task:
-            if not (ended := self.execute(task)):
+            ended = self.execute(task)
+            if task.output and task.attempt == 1:
+                ended = self.run_ahead(events, task, ended)
+            if not ended:
                 return "given back"
             # A later attempt ends alone: should the workflow's code kill us now, that is not the body's fault.
-            answer = (self.advance(events, task) or self.end_and_replay(events, ended)) if task.attempt == 1 else None
+            answer = self.end_and_replay(events, ended) if task.attempt == 1 else None
             if not answer:
                 self.end(ended)
                 answer = self.replay(events)
             outcome, task = answer
         return outcome
 
-    def advance(self, events, task):
-        """The short way: the end of a body and the start of the next one in one call, where the code wants only that, and
-        nothing else has happened to the run. Answers as replay does, or None: take the long way."""
-        if not task.output:
-            return None
-        end = {"step_slug": task.step_slug, "task_index": task.task_index, "output": task.output.obj}
+    def run_ahead(self, events, task, ended):
+        """The short way: the code goes on over an end that isn't told yet, and stays on its stack from there: while it wants
+        one step of one input after the other, and nothing else happens to the run, a step is one call of advance_run.
+        Answers the end that is to be told the long way, or None: the last body was given back."""
+        last, error = task, None
+
+        def go_on(*step):
+            nonlocal last, ended, error
+            before, last = last, None  # where none follows it is over, whatever the code makes of that
+            try:
+                if before and (started := self.advance(before, *step)):
+                    ended = self.execute(started)
+                    last = started.output and started
+            except Exception as raised:  # not for the code to catch
+                error = raised
+            if not last:
+                raise Suspended(None)
+            return last.output.obj
+
+        run = StepRun(events, task.baton, lambda: self.stopping, go_on)
+        run.created.setdefault(task.step_slug, {"task_count": 1})
+        run.outputs.setdefault(task.step_slug, {})[task.task_index] = task.output.obj
+        with contextlib.suppress(Exception, Suspended, Stopping):  # what the code raises is left to the replay, too
+            WORKFLOWS[task.baton.workflow_name](run)
+        if error:
+            raise error
+        return ended
+
+    def advance(self, task, slug, inputs, *options):
+        """The end of a body and the start of the next one in one call. Answers the next one; None: take the long way."""
         try:
-            # The end that is assumed comes back from the database in the form in which replays will read it.
-            *since, ended = self.db.execute(
-                "select * from baton.read_events(%s, %s)"
-                " union all select null, 'task_completed', null, %s, null order by seq nulls last",
-                (task.run_id, events[-1].seq, Jsonb(end)))
-            events += since
-            run, _ = self.decide(task.baton, [*events, ended], is_ahead=True)
-            match run and (run.suspended, run.new_steps):
-                case (None,), [(slug, Jsonb(obj=[input]), *options)]:
-                    started = self.one(
-                        "select * from baton.advance_run(%s, %s, %s, %s, %s, %s, %s, %s)"
-                        " cross join (values (%s, 0, 1, %s)) as t (step_slug, task_index, attempt, input)",
-                        task.run_id, task.baton.replay_epoch, task.step_slug, task.output, slug, Jsonb(input), *options,
-                        slug, Jsonb(input))
-                    if started.outcome == "advanced":
-                        return started.outcome, Task(task.baton, started)
+            answer = self.one("select * from baton.advance_run(%s, %s, %s, %s, %s, %s, %s, %s)", task.run_id,
+                              task.baton.replay_epoch, task.step_slug, task.output, slug, Jsonb(inputs[0]), *options)
+            if answer.outcome == "advanced":
+                return Task(task.baton, types.SimpleNamespace(step_slug=slug, task_index=0, attempt=1, input=inputs[0]))
         except psycopg.Error as error:
             log("not advanced:", repr(error))
         return None
@@ -252,23 +272,28 @@ class Slot(worker_runs.Worker):
         baton = self.one("select * from baton.begin_replay(%s, %s, 'session')", *self.receipt)
         outcome, task = baton.outcome, None  # handed_over: somebody else goes on, and sees what we have written
         while outcome in ("granted", "again"):  # again: something came while we decided
-            while page := self.db.execute("select * from baton.read_events(%s, %s)",
-                                          (baton.run_id, events[-1].seq if events else 0)).fetchall():
-                events += page
-            decision = self.decide(baton, events)  # with no transaction open, unless one is given
+            self.read_on(baton.run_id, events)
+            run, end = self.decide(baton, events)  # with no transaction open, unless one is given
             with (transaction or self.db.transaction)():  # all or nothing
-                outcome, started = self.write(baton, *decision)
+                outcome, started = self.write(baton, run, end)
             task = task or started
+            if started and run.new:  # ahead the code comes by what it has recorded here
+                self.read_on(baton.run_id, events)
         return outcome, task if outcome == "ended" else None
 
-    def decide(self, baton, events, is_ahead=False):
+    def read_on(self, run_id, events):
+        while page := self.db.execute("select * from baton.read_events(%s, %s)",
+                                      (run_id, events[-1].seq if events else 0)).fetchall():
+            events += page
+
+    def decide(self, baton, events):
         """Run the workflow's code over the events. Answers what is to be written, and how the replay is to end; or None,
         and with what to fail."""
         if not (workflow := WORKFLOWS.get(baton.workflow_name)):  # others may know it: a newer deployment
             return None, (f"unknown workflow: {baton.workflow_name}", UNKNOWN_DELAY)
-        run, fence, error = StepRun(events, baton, lambda: self.stopping, is_ahead), (baton.run_id, baton.replay_epoch), None
+        run, fence, error = StepRun(events, baton, lambda: self.stopping), (baton.run_id, baton.replay_epoch), None
         try:
-            end = "select * from baton.complete_run(%s, %s, %s)", *fence, Jsonb(workflow(run))
+            end = "select * from baton.complete_run(%s, %s, %s)", *fence, Jsonb(as_logged(workflow(run)))
         except Suspended as wait:
             run.suspended = wait.args
             end = "select * from baton.end_replay(%s, %s, %s, %s)", *fence, events[-1].seq, *wait.args
@@ -278,7 +303,7 @@ class Slot(worker_runs.Worker):
             end = self.parking()
         except Exception as raised:
             error = repr(raised)
-        if run.position < len(run.recorded) or run.created.keys() - run.passed:
+        if run.position < len(run.recorded) or run.created:
             error = error or "Diverged('the log holds more than the code did')"
         return (None, (error,)) if error else (run, end)
 
@@ -289,8 +314,8 @@ class Slot(worker_runs.Worker):
         task, fence = None, (baton.run_id, baton.replay_epoch)
         for event in run.new:
             self.one("select * from baton.append_event(%s, %s, %s, %s, %s)", *fence, *event)
-        for step in run.new_steps:
-            self.one("select * from baton.create_step(%s, %s, %s, %s, %s, %s)", *fence, *step)
+        for slug, inputs, *options in run.new_steps:
+            self.one("select * from baton.create_step(%s, %s, %s, %s, %s, %s)", *fence, slug, Jsonb(inputs), *options)
         if run.suspended:
             rows = self.dispatch(fence)
             if any(row.outcome == "lost" for row in rows):  # our claim ran out; if nobody took it, it is still ours
@@ -324,7 +349,7 @@ class Slot(worker_runs.Worker):
         try:
             with self.control.registered(task):
                 task.raise_if_cancelled()
-                result = json.loads(json.dumps(body(task.input, task)))
+                result = as_logged(body(task.input, task))
             task.output = Jsonb(result)
         except (Cancelled, Exception) as raised:
             if task.cancelled.is_set():  # it has stopped, in whatever way: given back, unless it has ended

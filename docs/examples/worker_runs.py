@@ -7,6 +7,7 @@
 Any number of these may share a queue, come, go and crash: one replay a run at a time, whatever happens. Needs psycopg.
 """
 import contextlib
+import copy
 import functools
 import json
 import os
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 import psycopg
 from psycopg.rows import namedtuple_row
@@ -46,6 +48,9 @@ WORKFLOWS = {"ship": ship}
 class Failed(Exception):
     """Raised by a workflow: its run ends as failed, with this error. After any other exception it is tried again."""
 
+    def __init__(self, error):
+        super().__init__(as_logged(error))
+
 
 class Diverged(Exception):
     """The log holds something else than the code would write: it was changed, or something it did is not recorded."""
@@ -59,11 +64,23 @@ class Stopping(BaseException):
     """This process is to end: what was recorded is kept, the rest is for another one."""
 
 
+def as_logged(value):
+    """A copy of plain JSON in the form in which jsonb gives it back: keys in its order, numbers as numeric prints them."""
+    def number(text):
+        return int(Decimal(text)) if "e+" in text else float(text) + 0.0  # no -0.0
+
+    def in_order(pairs):
+        return dict(sorted(dict(pairs).items(), key=lambda pair: (len(key := pair[0].encode()), key)))
+
+    return json.loads(json.dumps(value, allow_nan=False), parse_float=number, object_pairs_hook=in_order)
+
+
 class Run:
-    """What a workflow sees of its run in one replay: what the log has is answered from it, what it has not is new."""
+    """What a workflow sees of its run in one replay: what the log has is answered from it, what it has not is new. All that
+    it gets is a copy: what the code changes in it neither the next replay sees nor the log."""
 
     def __init__(self, events, baton, is_stopping):
-        self.input, self.baton, self.is_stopping = events[0].payload, baton, is_stopping
+        self.input, self.baton, self.is_stopping = copy.deepcopy(events[0].payload), baton, is_stopping
         self.recorded = [event for event in events if "." in event.type]  # pg_baton's own types have no dot
         self.signals = [event.payload for event in events if event.type == "signal_received"]
         self.position, self.new = 0, []  # events of its own that the code has passed; those that are to be written
@@ -76,18 +93,18 @@ class Run:
             event = self.recorded[self.position - 1]
             if (event.type, event.correlation_id) != (event_type, correlation_id):
                 raise Diverged(f"event {event.seq} is {event.type} {event.correlation_id}, not {event_type}")
-            return event.payload
+            return copy.deepcopy(event.payload)
         if self.is_stopping():
             raise Stopping
-        payload = json.loads(json.dumps(decide()))
+        payload = as_logged(decide())
         self.new.append((event_type, correlation_id, Jsonb(payload)))
-        return payload
+        return copy.deepcopy(payload)
 
     def wait_signal(self, name):
         """The payload of the next signal of that name."""
         for index, received in enumerate(self.signals):
             if received["name"] == name:
-                return self.signals.pop(index)["payload"]
+                return copy.deepcopy(self.signals.pop(index)["payload"])
         raise Suspended(None)
 
     def sleep(self, seconds):
@@ -188,7 +205,7 @@ class Worker:
         """Run the code with no transaction open, so that nobody waits for us; then write, all or nothing."""
         fence = baton.run_id, baton.replay_epoch
         try:
-            end = "select * from baton.complete_run(%s, %s, %s)", *fence, Jsonb(workflow(run))
+            end = "select * from baton.complete_run(%s, %s, %s)", *fence, Jsonb(as_logged(workflow(run)))
         except Suspended as wait:
             end = "select * from baton.end_replay(%s, %s, %s, %s)", *fence, seen_seq, *wait.args
         except Failed as error:

@@ -50,12 +50,15 @@ def fan(run):
     first = run.map(run.input["body"], run.input["inputs"], **run.input["options"])
     return [first, run.step("waits", "after", key="after")] if run.input["after"] else first
 
+def chain(run):
+    return [run.step("quick"), run.step(run.input), run.step("waits", "after", "after")]
+
 def w(run):
-    run.passed |= run.created.keys()
+    run.created.clear()
     raise Suspended(None)
 
 BODIES.update({body.__name__: body for body in (quick, waits, deaf)})
-WORKFLOWS.update(fan=fan, w=w)
+WORKFLOWS.update(fan=fan, chain=chain, w=w)
 
 hear, execute = Control._hear, Slot.execute
 
@@ -190,6 +193,25 @@ def test_the_sibling_of_a_task_that_exhausts_its_retries_is_stopped_and_the_queu
     assert [mark[2:4] for mark in hall.marked("began")] == [("waits", 0), ("waits", 1), ("waits after", 0)]
     assert [mark[2:4] for mark in hall.marked("ended")] == [("waits after", 0)]
     assert (hall.stopped(), hall.look(worker)[0], hall.incidents("too_late")) == (1, 0, []), "who stops has not failed"
+
+
+@pytest.mark.parametrize("body", ["waits", "deaf"])
+def test_the_body_of_a_run_whose_code_is_kept_in_memory_is_stopped_and_nothing_more_is_started(hall, body):
+    hall.worker()
+    hall.wait_state("listening")
+    hall.conn.execute("select baton.start_run('chain', to_jsonb(%s::text), 'r', 'q')", [body])
+    hall.wait_marked("began")
+    assert hall.types()[-1] == "task_started" and hall.types().count("step_completed") == 1, "the short way"
+    assert cancel(hall.conn) == "done"
+    wait_until(lambda: hall.stopped() == 1, "it is asked to stop")
+    if body == "waits":
+        hall.wait_marked("run_cancelled")
+    hall.open_gate()
+    hall.wait_empty()
+    hall.start("on", run_id="next")
+    assert hall.wait("completed", "next").output == ["on"]
+    assert [mark[2] for mark in hall.marked("began") if mark[1] == "r"] == [body]
+    assert hall.types().count("step_created") == 2
 
 
 def test_only_what_was_cancelled_is_stopped(hall):

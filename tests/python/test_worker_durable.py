@@ -3,11 +3,15 @@
 import collections
 import json
 import random
+import re
 import signal
+from types import SimpleNamespace
 
 import psycopg
 import pytest
 from conftest import ROOT, wait_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from programs import EXAMPLES, Program, Shop
 from runs import granted, start
 from tasks import create, replay
@@ -16,14 +20,17 @@ from tasks import create, replay
 CODE = """
 import itertools, os, signal, time
 import worker_durable
-from worker_durable import BODIES, WORKFLOWS, StepFailed, log
+from worker_durable import BODIES, WORKFLOWS, Failed, Slot, StepFailed, log
 
 FOLDER = os.environ["FOLDER"]
 LOOKS = itertools.count()
 
+def note(name, line):
+    with open(f"{FOLDER}/{name}", "a") as file:
+        print(line, file=file)
+
 def mark(task):
-    with open(FOLDER + "/marks", "a") as file:
-        file.write(f"{task.run_id}|{task.step_slug}|{task.task_index}|{task.attempt}|{os.getpid()}\\n")
+    note("marks", f"{task.run_id}|{task.step_slug}|{task.task_index}|{task.attempt}|{os.getpid()}")
 
 def quick(input, task):
     mark(task)
@@ -62,12 +69,16 @@ def listed(input, task):
     mark(task)
     return {"later": list(input), "b": None}
 
-BODIES.update({body.__name__: body for body in (quick, gated, poison, flaky, large, epoch, listed)})
+def odd(input, task):
+    return float(input)
+
+BODIES.update({body.__name__: body for body in (quick, gated, poison, flaky, large, epoch, listed, odd)})
 
 def fan(run):
     return run.map("quick", run.input)
 
 def steps(run):
+    note("calls", run.baton.run_id)
     return [run.step("quick", number, key=number) for number in range(run.input)]
 
 def gate(run):
@@ -115,32 +126,84 @@ def looks(run):
     first, looked = run.step("quick", 0, "0"), run.record("shop.looked", lambda: next(LOOKS))
     return [first, looked, run.step("quick", 1, "1"), run.step("quick", 2, "2")]
 
+def wary(run):
+    outputs = []
+    for number in range(3):
+        try:
+            outputs.append(run.step("gated", number, number))
+        except Exception as error:
+            note("caught", error)
+    return outputs
+
+def stumbles(run):
+    return [run.step("quick"), run.step("flaky", 1), run.step("quick", "on", "after")]
+
+def strays(run):  # in its second call, which is ahead, it leaves out something that the log has
+    is_astray = next(LOOKS) == 1
+    if not is_astray or run.input != "record":
+        run.record("shop.looked", lambda: 1)
+    if not is_astray or run.input != "step":
+        run.step("quick", 0, "0")
+    if is_astray:
+        run.step("quick", 0, "stray")
+    return run.step("quick", 1, "1")
+
+def mixed(run):
+    note("calls", run.baton.run_id)
+    looked, heard = run.record("shop.looked", lambda: {"later": 1e16, "b": [-0.0]}), run.wait_signal("knock")
+    for changed in (run.input, looked, heard):
+        changed["changed"] = changed.get("changed", 0) + 1
+    keys = run.step("quick", list(looked), "keys")
+    lists = [run.step("listed", looked, n) for n in range(3)]
+    for words in lists:
+        words["later"].append("more")
+    more = [run.step("quick", [words, None], n, max_attempts=5, on_exhausted="skip_step") for n, words in enumerate(lists)]
+    flaky, fan = run.step("flaky", 1), run.map("quick", more, "fan")
+    for n, answer in enumerate(fan):
+        answer[0] = run.step("quick", answer, f"again {n}")
+    return [run.input, looked, heard, keys, flaky, fan]
+
+def plain(run):
+    if run.input == "input":
+        run.step("quick", {1})
+    if run.input == "error":
+        raise Failed({1})
+    return {1}
+
+def nan(run):
+    return run.step("odd", "nan", max_attempts=1)
+
 def forms(run):
     run.step("quick")
     words = run.step("listed", {"later": 1, "b": 2})
     return [words["later"], [run.step("quick", word, word) for word in words]]
 
 WORKFLOWS.update({flow.__name__: flow for flow in (
-    fan, steps, gate, both, caught, retries, kills, too_large, raises, late, ways, hears, looks, forms)})
+    fan, steps, gate, both, caught, retries, kills, too_large, raises, late, ways, hears, looks, forms, wary, stumbles,
+    strays, mixed, plain, nan)})
 for name in os.environ.get("FORGET", "").split():
     WORKFLOWS.pop(name, None)
     BODIES.pop(name, None)
 
 def without_an_answer(name):  # it is committed, and the connection breaks before that is told
-    way = getattr(worker_durable.Slot, name)
+    way = getattr(Slot, name)
 
-    def broken(slot, events, what):
-        seen, answer = len(events), way(slot, events, what)
+    def broken(slot, what, *more):
+        seen = list(what) if name == "end_and_replay" else None
+        answer = way(slot, what, *more)
         if not answer or not os.path.exists(f"{FOLDER}/break.{name}"):
             return answer
         os.remove(f"{FOLDER}/break.{name}")
         slot.db.close()
-        del events[seen:]
+        if seen:
+            what[:] = seen
 
-    setattr(worker_durable.Slot, name, broken)
+    setattr(Slot, name, broken)
 
 without_an_answer("advance")
 without_an_answer("end_and_replay")
+if "LONG_WAY" in os.environ:
+    Slot.run_ahead = lambda slot, events, task, ended: ended
 worker = worker_durable.Worker()
 signal.signal(signal.SIGTERM, worker.stop)
 worker.work()
@@ -342,10 +405,159 @@ def test_what_is_recorded_between_two_steps_is_decided_once_and_kept(shop):
     assert shop.types().count("shop.looked") == 1
 
 
+def test_the_code_is_called_as_often_for_forty_steps_as_for_four(shop):
+    shop.worker()
+    for steps in (4, 40):
+        shop.start("steps", steps, str(steps))
+        assert shop.wait("completed", str(steps)).output == list(range(steps))
+    assert collections.Counter(shop.lines("calls")) == {"4": 3, "40": 3}, "a replay, ahead from there, and a replay at the end"
+
+
+def test_from_one_inline_body_to_the_next_the_server_hears_one_statement(shop, server_log):
+    shop.conn.execute(f"alter role {shop.user} in database {shop.db.name} set log_statement = 'all'")
+    shop.worker()
+    shop.start("steps", 20)
+    shop.wait("completed")
+    said = re.findall(r"\[(\d+)\] \S+ LOG:  (?:statement|execute .*?): (.*)", server_log.text())
+    [pid] = {pid for pid, statement in said if "advance_run" in statement}
+    statements = [re.sub(r"select \* from baton\.(\w+).*", r"\1", statement) for by, statement in said if by == pid]
+    first = statements.index("advance_run")
+    assert statements[first:first + 20] == [*19 * ["advance_run"], "BEGIN"]
+    assert "complete_task" in statements[first + 20:] and "advance_run" not in statements[first + 20:]
+
+
+@pytest.mark.parametrize("what", ["declined", "an error"])
+def test_code_that_catches_every_exception_does_not_catch_what_is_not_its_own(shop, what):
+    shop.worker()
+    shop.start("wary")
+    shop.wait_marks(1)
+    if what == "declined":
+        assert shop.conn.execute("select * from baton.signal_run('r', 'knock')").fetchone().outcome == "signalled"
+    else:
+        assert shop.conn.execute("select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+                                 " where usename = %s and datname = %s", (shop.user, shop.db.name)).fetchall()
+    shop.open_gate()
+    assert shop.wait("completed").output == [0, 1, 2] and shop.lines("caught") == []
+    assert [(step, attempt) for _, step, _, attempt, _ in shop.marks()] == [(f"gated {number}", 1) for number in range(3)]
+
+
+def test_an_error_of_the_worker_itself_is_raised_when_the_code_has_been_left(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import worker_durable
+
+    slot, advanced, caught = worker_durable.Worker().slots[0], [], []
+
+    def wary(run):
+        run.step("first")
+        try:
+            run.step("second")
+        except Exception as error:
+            caught.append(error)
+        finally:
+            run.step("third")
+
+    def advance(task, *step):
+        advanced.append(step[0])
+        return task
+
+    def execute(task):
+        raise psycopg.OperationalError("gone")
+
+    monkeypatch.setitem(worker_durable.WORKFLOWS, "wary", wary)
+    slot.advance, slot.execute = advance, execute
+    task = SimpleNamespace(baton=SimpleNamespace(workflow_name="wary"), step_slug="first", task_index=0,
+                           output=worker_durable.Jsonb(None))
+    with pytest.raises(psycopg.OperationalError, match="gone"):
+        slot.run_ahead([SimpleNamespace(type="run_created", payload=None)], task, None)
+    assert (advanced, caught) == (["second"], [])
+
+
+def test_a_body_that_fails_ahead_is_tried_again_and_the_run_goes_on(shop):
+    shop.worker()
+    shop.start("stumbles")
+    assert shop.wait("completed").output == [None, 2, "on"]
+    assert [(step, attempt) for _, step, _, attempt, _ in shop.marks()] == [
+        ("quick", 1), ("flaky", 1), ("flaky", 2), ("quick after", 1)]
+    assert shop.types().count("task_retrying") == 1
+    shop.wait_empty()
+
+
+@pytest.mark.parametrize("what", ["record", "step"])
+def test_nothing_is_started_ahead_while_the_log_holds_more_than_the_code_has_done(shop, what):
+    shop.worker()
+    shop.start("strays", what)
+    assert shop.wait("completed").output == 1
+    assert [step for _, step, *_ in shop.marks()] == ["quick 0", "quick 1"]
+
+
+def test_the_log_of_a_run_is_the_same_on_either_way_whatever_the_code_changes_in_what_it_gets(shop):
+    def logged(run_id):
+        return shop.conn.execute(
+            "select type, correlation_id, case jsonb_typeof(payload) when 'object'"
+            " then payload - array['message_id', 'delivery', 'retry_at'] else payload end from baton.events"
+            " where run_id = %s order by seq", (run_id,)).fetchall()
+
+    for run_id, options in {"long": {"LONG_WAY": "on"}, "short": {}}.items():
+        shop.start("mixed", {}, run_id)
+        shop.conn.execute("select baton.signal_run(%s, 'knock', '{}')", (run_id,))
+        worker = shop.worker(**options)
+        shop.wait("completed", run_id)
+        worker.signal()
+        worker.wait()
+    assert shop.run("short").output == shop.run("long").output
+    [*changed, keys, flaky, fan] = shop.run("short").output
+    assert changed == [{"changed": 1}, {"b": [0.0], "later": 10**16, "changed": 1}, {"changed": 1}]
+    assert (keys, flaky) == (["b", "later", "changed"], 2)
+    assert fan == 3 * [[[{"b": None, "later": ["b", "later", "changed", "more"]}, None], None]]
+    assert logged("short") == logged("long")
+    calls = collections.Counter(shop.lines("calls"))
+    assert calls["short"] < calls["long"]
+
+
+@pytest.mark.parametrize("what", ["input", "output", "error"])
+def test_what_is_not_json_is_an_error_of_the_workflow(shop, what):
+    shop.conn.execute("update baton.settings set max_failures = 2")
+    worker = shop.worker()
+    shop.start("plain", what)
+    assert "TypeError" in shop.wait("failed").error["error"]
+    assert worker.process.poll() is None
+
+
+def test_what_is_not_a_number_in_json_is_an_error_of_its_body(shop):
+    shop.conn.execute("update baton.settings set max_failures = 1")
+    shop.worker()
+    shop.start("nan")
+    assert "StepFailed('odd', \"ValueError" in shop.wait("failed").error["error"]
+
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+numbers = (st.integers() | st.integers(-10**40, 10**40) | st.floats(allow_nan=False, allow_infinity=False)
+           | st.sampled_from([0.0, -0.0, 1e15, 1e16, -1.5e16, 1e22, 1.7976931348623157e308, 5e-324, 1e-5, 123456789012345680.0]))
+plain_json = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts | st.integers(0, 9), inner, max_size=6), max_leaves=20)
+
+
+def test_what_the_code_gets_ahead_is_what_replays_will_read(conn, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from worker_runs import Jsonb, as_logged
+
+    @settings(max_examples=400, deadline=None, database=None)
+    @given(plain_json)
+    def check(value):
+        read = conn.execute("select %s", [Jsonb(value)]).fetchone()[0]
+        assert json.dumps(as_logged(value)) == json.dumps(read)
+
+    check()
+    twice = {"1": "first", 1: "last", "é": 1, "zz": 2, "z": 3}
+    assert json.dumps(as_logged(twice)) == json.dumps(conn.execute("select %s", [Jsonb(twice)]).fetchone()[0])
+
+
 def test_on_the_short_way_outputs_and_inputs_are_as_the_log_has_them(shop):
     shop.worker()
     shop.start("forms")
     assert shop.wait("completed").output == [["b", "later"], ["b", "later"]]
+    assert [step for _, step, *_ in shop.marks()] == ["quick", "listed", "quick b", "quick later"]
 
 
 def test_five_hundred_inline_steps_of_one_run_with_a_deploy_every_twentieth_reach_no_limit(shop):

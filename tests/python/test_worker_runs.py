@@ -48,7 +48,15 @@ def collects(run):
 def ends_failed(run):
     raise Failed({"because": "it said so"})
 
-WORKFLOWS.update(steps=steps, gated=gated, raises=raises, impure=impure, collects=collects, ends_failed=ends_failed)
+def plain(run):
+    if run.input == "record":
+        run.record("test.plain", lambda: {1})
+    if run.input == "error":
+        raise Failed({1})
+    return {1}
+
+WORKFLOWS.update(steps=steps, gated=gated, raises=raises, impure=impure, collects=collects, ends_failed=ends_failed,
+                 plain=plain)
 for name in os.environ.get("FORGET", "").split():
     del WORKFLOWS[name]
 worker = worker_runs.Worker()
@@ -300,6 +308,15 @@ def test_a_workflow_that_raises_is_tried_until_the_limit(office):
     assert run.error == {"reason": "max_failures", "error": "ValueError('on purpose')"}
     assert worker.text().count("failing: ValueError('on purpose')") == 3
     assert office.types() == ["run_created", "run_failed"], "nothing of a failed replay is written"
+
+
+@pytest.mark.parametrize("what", ["record", "output", "error"])
+def test_what_is_not_json_is_an_error_of_the_workflow(office, what):
+    office.conn.execute("update baton.settings set max_failures = 2")
+    worker = office.worker()
+    office.start("plain", json.dumps(what))
+    assert "TypeError" in office.wait("failed").error["error"]
+    assert worker.process.poll() is None
 
 
 def test_code_that_contradicts_the_log_is_noticed(office):

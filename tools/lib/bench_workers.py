@@ -5,8 +5,8 @@ body and the last. "Tuned" is what the library offers for many small jobs: baton
 graphile-worker has a local queue of a hundred, its completions batched, and 10 jobs at once, procrastinate runs 10 at
 once, absurd claims 10 at once, DBOS has a queue without limits. pg-boss is driven by fetch and complete, since its
 work() asks every half second at most. Below, one run of many steps: the time from one body to the next, and from the
-start of the run to its first body. baton's worker is the one in docs/examples: it calls the workflow anew from the top
-after each step, so a step takes the longer the more came before it.
+start of the run to its first body. baton's worker is the one in docs/examples: it keeps the workflow in memory from one
+step to the next.
 """
 
 from __future__ import annotations
