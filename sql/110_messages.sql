@@ -173,9 +173,9 @@ Outcomes: sent, duplicate; with message_id
 Raises: 22023, 54000
 Locks: none; waits only for another transaction that is inserting the same key';
 
--- Only an item that is more than a small payload needs the whole check.
+-- True where all are payloads and nothing else. Only an item that is more than a small payload needs the whole check.
 create or replace function baton._check_messages(messages jsonb)
-returns void
+returns boolean
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
@@ -183,6 +183,7 @@ as $$
 declare
   v_item jsonb;
   v_unknown text;
+  v_is_plain boolean := true;
 begin
   if _check_messages.messages is null or jsonb_typeof(_check_messages.messages) <> 'array' then
     perform baton._raise('invalid_messages', 'not an array');
@@ -218,7 +219,9 @@ begin
       when invalid_datetime_format or datetime_field_overflow or interval_field_overflow then
         perform baton._raise('invalid_messages', 'not an interval: ' || left(v_item ->> 'delay', 60));
     end;
+    v_is_plain := false;
   end loop;
+  return v_is_plain;
 end;
 $$;
 
@@ -238,26 +241,40 @@ declare
   v_outcomes text[];
   v_ids bigint[];
   v_keyless_ids bigint[];
+  v_is_plain boolean;
   v_now timestamptz;
 begin
   perform baton._check_users_queue(send_many.queue_name);
-  perform baton._check_messages(send_many.messages);
-
-  for v_keyed in
-    select i.value as item, i.nth
-    from jsonb_array_elements(send_many.messages) with ordinality as i (value, nth)
-    where i.value ->> 'dedupe_key' is not null
-    order by i.value ->> 'dedupe_key', i.nth
-  loop
-    v_sent := baton._insert_keyed(
-      send_many.queue_name, v_keyed.item -> 'payload', (v_keyed.item ->> 'delay')::interval,
-      v_keyed.item ->> 'dedupe_key', v_keyed.item ->> 'kind', nullif(v_keyed.item -> 'headers', 'null')
-    );
-    v_outcomes[v_keyed.nth] := v_sent.outcome;
-    v_ids[v_keyed.nth] := v_sent.message_id;
-  end loop;
+  v_is_plain := baton._check_messages(send_many.messages);
+  if not v_is_plain then
+    for v_keyed in
+      select i.value as item, i.nth
+      from jsonb_array_elements(send_many.messages) with ordinality as i (value, nth)
+      where i.value ->> 'dedupe_key' is not null
+      order by i.value ->> 'dedupe_key', i.nth
+    loop
+      v_sent := baton._insert_keyed(
+        send_many.queue_name, v_keyed.item -> 'payload', (v_keyed.item ->> 'delay')::interval,
+        v_keyed.item ->> 'dedupe_key', v_keyed.item ->> 'kind', nullif(v_keyed.item -> 'headers', 'null')
+      );
+      v_outcomes[v_keyed.nth] := v_sent.outcome;
+      v_ids[v_keyed.nth] := v_sent.message_id;
+    end loop;
+  end if;
 
   v_now := baton._now();
+  if v_is_plain then
+    return query
+    insert into baton.messages as m (queue_name, payload, visible_at, created_at)
+    select send_many.queue_name, i.value -> 'payload', v_now, v_now
+    from jsonb_array_elements(send_many.messages) with ordinality as i (value, nth)
+    order by i.nth
+    returning 'sent', m.message_id;
+    if found then
+      perform baton._notify_message(send_many.queue_name);
+    end if;
+    return;
+  end if;
   with added as (
     insert into baton.messages as m (queue_name, kind, payload, headers, visible_at, created_at)
     select

@@ -109,22 +109,16 @@ begin
   end if;
 
   return query
-  with taken as (
-    update baton.messages as m
-    set delivery = baton._delivery(v_secret, m.message_id),
-      claimed_at = v_now,
-      claimed_by = _claim.worker_id,
-      lapses = m.lapses + (m.claimed_at is not null)::integer,
-      visible_at = v_now + coalesce(_claim.visibility, v_rules.visibility)
-    where m.message_id = any (v_picked)
-    returning
-      m.message_id, m.delivery, m.kind, m.run_id, m.step_slug, m.task_index, m.payload, m.headers, m.failures,
-      m.lapses, m.visible_at
-  )
-  select t.*
-  from taken as t
-  inner join unnest(v_picked) with ordinality as p (message_id, nth) on p.message_id = t.message_id
-  order by p.nth;
+  update baton.messages as m
+  set delivery = baton._delivery(v_secret, m.message_id),
+    claimed_at = v_now,
+    claimed_by = _claim.worker_id,
+    lapses = m.lapses + (m.claimed_at is not null)::integer,
+    visible_at = v_now + coalesce(_claim.visibility, v_rules.visibility)
+  where m.message_id = any (v_picked)
+  returning
+    m.message_id, m.delivery, m.kind, m.run_id, m.step_slug, m.task_index, m.payload, m.headers, m.failures, m.lapses,
+    m.visible_at;
 
   if found and _claim.for_run is null and not v_rules.is_registered then
     perform baton._register_queue(_claim.queue_name, v_now);
@@ -183,6 +177,6 @@ $$;
 comment on function baton.claim(text, uuid, integer, interval, text) is
 'Take messages that are due, the longest due first, and hide them from others until the claim runs out. Message_id and delivery are the receipt that every later verb wants. A message whose last claim ran out counts one lapse; one at its limit is skipped. A stopping, deprecated, stopped or unknown worker gets nothing, nor does anybody from a paused queue.
 Arguments: worker_id, null is anonymous; visibility, how long the claim lasts, by default settings.visibility; for_run, only that run''s run messages.
-Returns: a row a message: message_id, delivery, kind (run: begin_replay comes next; task: start_task; else the sender''s own), run_id, step_slug, task_index, payload, headers, failures, lapses, visible_at (when the claim runs out)
+Returns: a row a message, in no order: message_id, delivery, kind (run: begin_replay comes next; task: start_task; else the sender''s own), run_id, step_slug, task_index, payload, headers, failures, lapses, visible_at (when the claim runs out)
 Raises: 22023
 Locks: the messages, never waiting';

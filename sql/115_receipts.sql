@@ -69,10 +69,8 @@ begin
 end;
 $$;
 
--- The receipts of an array with their places in it. A null in one is no error: like any receipt that is not current it
--- is lost.
-create or replace function baton._receipts(receipts jsonb)
-returns table (nth bigint, message_id bigint, delivery bigint)
+-- The receipts of an array, in its order. A null in one is no error: like any receipt that is not current it is lost.
+create or replace function baton._receipts(receipts jsonb, out ids bigint[], out deliveries bigint[])
 language plpgsql
 stable
 set search_path = pg_catalog, pg_temp
@@ -83,26 +81,29 @@ begin
   if _receipts.receipts is null or jsonb_typeof(_receipts.receipts) <> 'array' then
     perform baton._raise('invalid_receipts', 'not an array');
   end if;
-  -- What looks as claim gave it out needs no closer look.
-  if _receipts.receipts::text !~ '^[[]([{]"delivery": [0-9]{1,18}, "message_id": [0-9]{1,18}[}](, )?)*[]]$' then
-    select i.value
-    into v_item
-    from jsonb_array_elements(_receipts.receipts) as i
-    where (
-      i.value -> 'message_id' is not null
-      and i.value -> 'delivery' is not null
-      and coalesce(i.value ->> 'message_id', '0') ~ '^[0-9]{1,18}$'
-      and coalesce(i.value ->> 'delivery', '0') ~ '^[0-9]{1,18}$'
-    ) is not true
-    limit 1;
-    if found then
-      perform baton._raise('invalid_receipts', 'not a receipt: ' || left(v_item::text, 60));
+  begin
+    select array_agg(r.message_id), array_agg(r.delivery)
+    into _receipts.ids, _receipts.deliveries
+    from jsonb_to_recordset(_receipts.receipts) as r (message_id bigint, delivery bigint);
+    if array_position(ids, null) is null and array_position(deliveries, null) is null then
+      return;
     end if;
+  exception
+    when invalid_parameter_value or invalid_text_representation or numeric_value_out_of_range then null;
+  end;
+  select i.value
+  into v_item
+  from jsonb_array_elements(_receipts.receipts) as i
+  where (
+    i.value -> 'message_id' is not null
+    and i.value -> 'delivery' is not null
+    and coalesce(i.value ->> 'message_id', '0') ~ '^[0-9]{1,18}$'
+    and coalesce(i.value ->> 'delivery', '0') ~ '^[0-9]{1,18}$'
+  ) is not true
+  limit 1;
+  if found then
+    perform baton._raise('invalid_receipts', 'not a receipt: ' || left(v_item::text, 60));
   end if;
-
-  return query
-  select i.nth, (i.value ->> 'message_id')::bigint, (i.value ->> 'delivery')::bigint
-  from jsonb_array_elements(_receipts.receipts) with ordinality as i (value, nth);
 end;
 $$;
 
@@ -225,9 +226,7 @@ declare
   v_acked bigint[];
   v_acked_deliveries bigint[];
 begin
-  select array_agg(r.message_id order by r.nth), array_agg(r.delivery order by r.nth)
-  into v_ids, v_deliveries
-  from baton._receipts(ack_many.receipts) as r;
+  select r.ids, r.deliveries into v_ids, v_deliveries from baton._receipts(ack_many.receipts) as r;
 
   -- By the index of the key, and so in its order. "Is true" keeps the receipts from being joined, which could be
   -- planned to read all messages.
@@ -321,12 +320,15 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
+  v_ids bigint[];
+  v_deliveries bigint[];
   v_receipt record;
   v_until timestamptz;
 begin
   perform baton._check_interval('visibility', extend_many.visibility);
+  select r.ids, r.deliveries into v_ids, v_deliveries from baton._receipts(extend_many.receipts) as r;
   for v_receipt in
-    select r.message_id, r.delivery from baton._receipts(extend_many.receipts) as r order by r.message_id
+    select r.message_id, r.delivery from unnest(v_ids, v_deliveries) as r (message_id, delivery) order by r.message_id
   loop
     perform m.message_id
     from baton.messages as m
@@ -336,7 +338,9 @@ begin
   v_until := baton._now() + coalesce(extend_many.visibility, baton._visibility());
 
   for v_receipt in
-    select r.message_id, r.delivery from baton._receipts(extend_many.receipts) as r order by r.nth
+    select r.message_id, r.delivery
+    from unnest(v_ids, v_deliveries) with ordinality as r (message_id, delivery, nth)
+    order by r.nth
   loop
     message_id := v_receipt.message_id;
     delete from baton.messages as m

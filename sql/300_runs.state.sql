@@ -25,19 +25,9 @@ create table baton.runs (
   replay_began_at timestamptz,
   created_at timestamptz not null,
   ended_at timestamptz,
-  needs_driver boolean generated always as (
-    ended_at is null
-    and case status
-      when 'running' then true
-      when 'pending' then wake_at is null
-      else wake_pending or wake_seq > replayed_seq
-    end
-  ) stored,
+  needs_driver boolean default false,
   pruned_at timestamptz,
-  constraint runs_pkey primary key (run_id),
-  constraint runs_status_check check (
-    status = any('{pending, running, suspended, completed, failed, cancelled}'::text[])
-  )
+  constraint runs_pkey primary key (run_id)
 ) with (
   fillfactor = 70,
   autovacuum_vacuum_scale_factor = 0.02,

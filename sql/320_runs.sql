@@ -76,7 +76,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform baton._ensure_wake(_wake.run, _wake.at);
-  update baton.runs as r set wake_pending = true where r.run_id = (_wake.run).run_id and not r.wake_pending;
+  update baton.runs as r
+  set wake_pending = true, needs_driver = true
+  where r.run_id = (_wake.run).run_id and not r.wake_pending;
 end;
 $$;
 
@@ -171,10 +173,13 @@ begin
 
   loop
     if not exists (select from baton.runs as r where r.run_id = start_run.run_id) then
-      insert into baton.runs as r (run_id, workflow_name, queue_name, last_seq, wake_pending, wake_at, created_at)
+      insert into baton.runs as r (
+        run_id, workflow_name, queue_name, last_seq, wake_pending, wake_at, created_at, needs_driver
+      )
       values (
         start_run.run_id, start_run.workflow_name, coalesce(start_run.queue_name, 'default'), 1,
-        coalesce(start_run.delay <= '0', true), v_now + nullif(start_run.delay, '0'), v_now
+        coalesce(start_run.delay <= '0', true), v_now + nullif(start_run.delay, '0'), v_now,
+        coalesce(start_run.delay <= '0', true)
       )
       on conflict do nothing
       returning r.* into v_run;
@@ -294,7 +299,9 @@ begin
       jsonb_build_object('name', signal_run.name, 'payload', signal_run.payload), v_now
     );
     update baton.runs as r
-    set last_seq = v_seq, wake_seq = v_seq, wake_pending = r.wake_pending or not baton._is_asleep(r, v_now)
+    set last_seq = v_seq, wake_seq = v_seq,
+      wake_pending = r.wake_pending or not baton._is_asleep(r, v_now),
+      needs_driver = r.needs_driver or not baton._is_asleep(r, v_now)
     where r.run_id = v_run.run_id;
     if not baton._is_asleep(v_run, v_now) then
       perform baton._ensure_wake(v_run, v_now);

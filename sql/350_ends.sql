@@ -20,7 +20,8 @@ begin
     wake_pending = false,
     wake_at = null,
     replay_ended = true,
-    ended_at = _end_run.at
+    ended_at = _end_run.at,
+    needs_driver = false
   where r.run_id = (_end_run.run).run_id;
   perform baton._notify_control(_end_run.run, _end_run.status);
   update baton.tasks as t

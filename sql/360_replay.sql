@@ -60,12 +60,16 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  if baton._owns(_leave.message_id, _leave.delivery) then
-    return (baton._lock_receipt(_leave.message_id, _leave.delivery)).message_id is not null;
-  end if;
   delete from baton.messages as m
-  where m.message_id = _leave.message_id and m.delivery = _leave.delivery and m.claimed_at is not null;
-  return found;
+  where m.message_id = _leave.message_id
+    and m.delivery = _leave.delivery
+    and m.claimed_at is not null
+    and not exists (
+      select
+      from baton.tasks as t
+      where t.owner_message_id = m.message_id and t.owner_delivery = m.delivery and t.status = 'started'
+    );
+  return found or (baton._lock_receipt(_leave.message_id, _leave.delivery)).message_id is not null;
 end;
 $$;
 
@@ -190,7 +194,8 @@ begin
     replay_delivery = begin_replay.delivery,
     replay_backend = v_backend,
     replay_began_at = begin_replay.clock,
-    wake_pending = false
+    wake_pending = false,
+    needs_driver = true
   where r.run_id = v_run.run_id
   returning 'granted', r.workflow_name, r.replay_epoch, r.last_seq, r.status
   into
@@ -281,17 +286,18 @@ begin
     return;
   end if;
   update baton.runs as r
-  set status = case
-      when exists (
-        select from baton.tasks as t where t.run_id = r.run_id and t.status in ('created', 'started')
-      ) then 'running'
-      else 'suspended'
-    end,
+  set status = case when b.is_busy then 'running' else 'suspended' end,
+    needs_driver = b.is_busy or r.wake_pending,
     replayed_seq = end_replay.seen_seq,
     replay_ended = true,
     failures = 0,
     lapses = 0,
     wake_at = end_replay.wake_at
+  from (
+    select exists (
+      select from baton.tasks as t where t.run_id = end_replay.run_id and t.status in ('created', 'started')
+    ) as is_busy
+  ) as b
   where r.run_id = v_run.run_id
   returning 'ended', r.status into end_replay.outcome, end_replay.status;
   if v_run.wake_at is not null or end_replay.wake_at is not null then

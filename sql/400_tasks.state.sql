@@ -10,9 +10,7 @@ create table baton.steps (
   on_exhausted text default 'fail_step' not null,
   max_attempts integer default 3 not null,
   created_seq bigint not null,
-  constraint steps_pkey primary key (run_id, step_slug),
-  constraint steps_status_check check (status = any('{created, completed, failed, skipped, cancelled}'::text[])),
-  constraint steps_on_exhausted_check check (on_exhausted = any('{fail_step, skip_step}'::text[]))
+  constraint steps_pkey primary key (run_id, step_slug)
 ) with (fillfactor = 80);
 
 create table baton.tasks (
@@ -30,10 +28,7 @@ create table baton.tasks (
   worker_id uuid,
   retry_at timestamptz,
   input jsonb,
-  constraint tasks_pkey primary key (run_id, step_slug, task_index),
-  constraint tasks_status_check check (
-    status = any('{created, started, completed, failed, skipped, cancelled}'::text[])
-  )
+  constraint tasks_pkey primary key (run_id, step_slug, task_index)
 ) with (fillfactor = 80);
 
 create index tasks_open_idx on baton.tasks (run_id) where status in ('created', 'started');

@@ -34,6 +34,8 @@ declare
   v_run baton.runs;
   v_message baton.messages;
   v_now timestamptz;
+  v_on_exhausted text := coalesce(advance_run.on_exhausted, 'fail_step');
+  v_max_attempts integer := coalesce(advance_run.max_attempts, 3);
 begin
   perform
     baton._check_step(advance_run.next_step_slug, advance_run.on_exhausted, advance_run.max_attempts),
@@ -94,7 +96,7 @@ begin
         from baton.steps as s
         where s.run_id = v_run.run_id and s.step_slug = advance_run.next_step_slug
       )
-    returning t.task_index, t.attempt
+    returning t.task_index
   ),
   ended as (
     update baton.steps as s
@@ -104,10 +106,8 @@ begin
   created as (
     insert into baton.steps as s (run_id, step_slug, task_count, open_tasks, on_exhausted, max_attempts, created_seq)
     select
-      v_run.run_id, advance_run.next_step_slug, 1, 1, coalesce(advance_run.on_exhausted, 'fail_step'),
-      coalesce(advance_run.max_attempts, 3), v_run.last_seq + 3
+      v_run.run_id, advance_run.next_step_slug, 1, 1, v_on_exhausted, v_max_attempts, v_run.last_seq + 3
     from completed
-    returning s.step_slug, s.task_count, s.on_exhausted, s.max_attempts
   ),
   started as (
     insert into baton.tasks as t (
@@ -115,36 +115,38 @@ begin
       input
     )
     select
-      v_run.run_id, c.step_slug, 0, 'started', 1, v_message.message_id, v_message.delivery, v_now, v_message.claimed_by,
-      coalesce(advance_run.next_input, 'null')
-    from created as c
-    returning t.step_slug, t.task_index, t.attempt, t.owner_message_id, t.owner_delivery
+      v_run.run_id, advance_run.next_step_slug, 0, 'started', 1, v_message.message_id, v_message.delivery, v_now,
+      v_message.claimed_by, coalesce(advance_run.next_input, 'null')
+    from completed
   ),
   logged as (
     insert into baton.events (run_id, seq, type, correlation_id, payload, created_at)
     select v_run.run_id, v_run.last_seq + e.nth, e.type, e.correlation_id, e.payload, v_now
     from (
-      select
+      values
+      (
         1, 'task_completed', null,
         jsonb_build_object(
-          'step_slug', advance_run.step_slug, 'task_index', c.task_index, 'attempt', c.attempt,
-          'output', advance_run.output
+          'step_slug', advance_run.step_slug, 'task_index', 0, 'attempt', 1, 'output', advance_run.output
         )
-      from completed as c
-      union all
-      select 2, 'step_completed', null, jsonb_build_object('step_slug', advance_run.step_slug)
-      from completed
-      union all
-      select 3, 'step_created', c.step_slug, to_jsonb(c) from created as c
-      union all
-      select
+      ),
+      (2, 'step_completed', null, jsonb_build_object('step_slug', advance_run.step_slug)),
+      (
+        3, 'step_created', advance_run.next_step_slug,
+        jsonb_build_object(
+          'step_slug', advance_run.next_step_slug, 'task_count', 1,
+          'on_exhausted', v_on_exhausted, 'max_attempts', v_max_attempts
+        )
+      ),
+      (
         4, 'task_started', null,
         jsonb_build_object(
-          'step_slug', s.step_slug, 'task_index', s.task_index, 'attempt', s.attempt,
-          'message_id', s.owner_message_id, 'delivery', s.owner_delivery
+          'step_slug', advance_run.next_step_slug, 'task_index', 0, 'attempt', 1,
+          'message_id', v_message.message_id, 'delivery', v_message.delivery
         )
-      from started as s
+      )
     ) as e (nth, type, correlation_id, payload)
+    where exists (select from completed)
   )
   update baton.runs as r
   set last_seq = v_run.last_seq + 4,

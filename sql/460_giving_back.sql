@@ -19,7 +19,7 @@ declare
   v_wake_id bigint;
   v_wake baton.messages;
 begin
-  update baton.runs as r set wake_pending = true where r.run_id = (_set_back.run).run_id;
+  update baton.runs as r set wake_pending = true, needs_driver = true where r.run_id = (_set_back.run).run_id;
   select m.message_id
   into v_wake_id
   from baton.messages as m

@@ -51,7 +51,7 @@ select is_empty(
       '["message_id", "delivery"]', '[["message_id", "delivery"]]', '[{}]', '[{"message_id": 1}]', '[{"delivery": 1}]',
       '[{"message_id": 1.5, "delivery": 1}]', '[{"message_id": "x", "delivery": 1}]',
       '[{"message_id": 1, "delivery": true}]', '[{"message_id": 1, "delivery": {}}]',
-      '[{"message_id": 1, "delivery": 99999999999999999999}]', '[{"message_id": "1\n", "delivery": 1}]'
+      '[{"message_id": 1, "delivery": 99999999999999999999}]'
     ]
   ) as r (receipts)
   where baton_test.sqlstate_of(format('select baton.ack_many(%L)', r.receipts)) <> '22023'$$,

@@ -67,20 +67,20 @@ insert into states (what, reason, build) values
 -- Messages that are kept for their bodies
 ('a body under a kept message', null, $$select baton_test.start(%1$L); select baton_test.body(%1$L, m, d), baton.end_replay(%1$L, e, 1) from baton_test.replay(%1$L)$$),
 ('a body under a kept message, and a lost wake', 'unread', $$select baton_test.start(%1$L); select baton_test.body(%1$L, m, d), baton.end_replay(%1$L, e, 1) from baton_test.replay(%1$L);
-  update baton.runs set wake_pending = true where run_id = %1$L$$),
+  update baton.runs set wake_pending = true, needs_driver = true where run_id = %1$L$$),
 ('a body under a kept message, and a sleep that has passed', 'timer', $$select baton_test.start(%1$L); select baton_test.body(%1$L, m, d), baton.end_replay(%1$L, e, 1) from baton_test.replay(%1$L);
   update baton.runs set wake_at = baton._now() where run_id = %1$L$$),
 ('a body under a kept message, and a lost sibling', 'task', $$select baton_test.start(%1$L); select baton_test.body(%1$L, m, d), baton.end_replay(%1$L, e, 1) from baton_test.replay(%1$L);
   select baton_test.step(%1$L, 't', 'created')$$),
 -- (a) unfinished tasks
-('a task without a message', 'task', $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); update baton.runs set status = 'running' where run_id = %1$L$$),
-('a task with its message', null, $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); update baton.runs set status = 'running' where run_id = %1$L;
+('a task without a message', 'task', $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); update baton.runs set status = 'running', needs_driver = true where run_id = %1$L$$),
+('a task with its message', null, $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); update baton.runs set status = 'running', needs_driver = true where run_id = %1$L;
   select baton_test.task_message(%1$L, 's', 0)$$),
-('two tasks, one with its message', 'task', $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created', 'created'); update baton.runs set status = 'running' where run_id = %1$L;
+('two tasks, one with its message', 'task', $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created', 'created'); update baton.runs set status = 'running', needs_driver = true where run_id = %1$L;
   select baton_test.task_message(%1$L, 's', 1)$$),
-('a task that waits for its retry', null, $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); update baton.runs set status = 'running' where run_id = %1$L;
+('a task that waits for its retry', null, $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); update baton.runs set status = 'running', needs_driver = true where run_id = %1$L;
   select baton_test.task_message(%1$L, 's', 0); update baton.messages set visible_at = baton._now() + interval '1 hour' where run_id = %1$L$$),
-('tasks that have ended', null, $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'completed', 'failed', 'skipped', 'cancelled'); update baton.runs set status = 'running' where run_id = %1$L$$),
+('tasks that have ended', null, $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'completed', 'failed', 'skipped', 'cancelled'); update baton.runs set status = 'running', needs_driver = true where run_id = %1$L$$),
 ('a body whose owner is gone', 'task', $$select baton_test.start(%1$L); select baton_test.body(%1$L, m, d), baton.end_replay(%1$L, e, 1) from baton_test.replay(%1$L);
   delete from baton.messages where run_id = %1$L$$),
 ('a body whose owner''s claim ran out', null, $$select baton_test.start(%1$L); select baton_test.body(%1$L, m, d), baton.end_replay(%1$L, e, 1) from baton_test.replay(%1$L);
@@ -88,14 +88,14 @@ insert into states (what, reason, build) values
 ('a body of an earlier delivery, while the next one runs others', 'task', $$select baton_test.start(%1$L); select baton_test.body(%1$L, m, d, 's'), baton_test.body(%1$L, m, d + 1, 't'), baton.end_replay(%1$L, e, 1) from baton_test.replay(%1$L)$$),
 ('a body under a message that was given back', 'task', $$select baton_test.start(%1$L); select baton_test.body(%1$L, m, d), baton.end_replay(%1$L, e, 1) from baton_test.replay(%1$L);
   update baton.messages set claimed_at = null, visible_at = baton._now() + interval '1 hour', dedupe_key = %1$L || e'\x1fx' where run_id = %1$L$$),
-('a lost task beside a backstop', 'task', $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); update baton.runs set status = 'running' where run_id = %1$L;
+('a lost task beside a backstop', 'task', $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); update baton.runs set status = 'running', needs_driver = true where run_id = %1$L;
   insert into baton.messages (queue_name, kind, run_id, dedupe_key, visible_at, created_at)
   values ('q', 'run', %1$L, concat_ws(e'\x1f', %1$L, 's', 0, 'backstop', 1), baton._now() + interval '1 hour', baton._now())$$),
-('a lost task beside a backstop that is due', null, $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); update baton.runs set status = 'running' where run_id = %1$L;
+('a lost task beside a backstop that is due', null, $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); update baton.runs set status = 'running', needs_driver = true where run_id = %1$L;
   insert into baton.messages (queue_name, kind, run_id, dedupe_key, visible_at, created_at)
   values ('q', 'run', %1$L, concat_ws(e'\x1f', %1$L, 's', 0, 'backstop', 1), baton._now(), baton._now())$$),
 ('a task message is no driver of a lost wake', 'unread', $$select baton_test.idle(%1$L); select baton_test.step(%1$L, 's', 'created'); select baton_test.task_message(%1$L, 's', 0);
-  update baton.runs set wake_pending = true where run_id = %1$L$$),
+  update baton.runs set wake_pending = true, needs_driver = true where run_id = %1$L$$),
 -- Ended
 ('ended', null, $$select baton_test.start(%1$L); select baton.cancel_run(%1$L, 'x'); delete from baton.messages where run_id = %1$L$$);
 
@@ -181,7 +181,7 @@ select results_eq($$select run_id from baton.recover_runs(max_runs => 5)$$, arra
 select results_eq($$select run_id from baton.recover_runs(max_runs => 100)$$, array[]::text[], 'recovery: to the end');
 select results_eq($$select run_id from baton.recover_runs(max_runs => 5)$$, array['healthy 01'], 'recovery: and then from the start');
 delete from baton.recovery_cursors;
-update baton.runs set status = 'suspended', wake_pending = false, wake_at = baton._now();
+update baton.runs set status = 'suspended', wake_pending = false, needs_driver = false, wake_at = baton._now();
 delete from baton.messages where run_id = 'healthy 25';
 create temporary table sleepers as
 select n, array(select r.run_id from baton.recover_runs(max_runs => 5 + 0 * n) as r) as found from generate_series(1, 6) as n;
@@ -189,8 +189,8 @@ select is((select array_agg(r.n) from sleepers as r where r.found = array['healt
 select is_empty($$select * from baton.recover_runs(max_runs => 0)$$, 'recovery: of no run at all');
 delete from baton.recovery_cursors;
 delete from baton.messages;
-update baton.runs set wake_at = null, wake_pending = false;
-update baton.runs set status = 'running' where run_id in ('healthy 01', 'healthy 02', 'healthy 03');
+update baton.runs set wake_at = null, wake_pending = false, needs_driver = false;
+update baton.runs set status = 'running', needs_driver = true where run_id in ('healthy 01', 'healthy 02', 'healthy 03');
 insert into baton.steps (run_id, step_slug, task_count, open_tasks, created_seq)
 select r.run_id, 's', 6000, 6000, 1 from baton.runs as r where r.status = 'running';
 insert into baton.tasks (run_id, step_slug, task_index)

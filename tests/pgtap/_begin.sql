@@ -9,3 +9,4 @@ begin;
 set local client_min_messages = warning;
 set local search_path = tap, public;
 \ir ../sql/test_clock.sql
+\ir ../sql/checks.sql

@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / os.environ.get("BATON_TREE", ".")  # what is tested: tools/mutants sets it
 INSTALL = ROOT / os.environ.get("BATON_INSTALL", "sql/install.sql")
 TEST_CLOCK = ROOT / "tests/sql/test_clock.sql"
+CHECKS = ROOT / "tests/sql/checks.sql"
 TEMPLATE = "baton_template"
 CLOCK_TEMPLATE = "baton_template_clock"
 PATIENCE = float(os.environ.get("BATON_PATIENCE", 60))  # seconds: what does not happen fails, however busy the machine is
@@ -196,7 +197,8 @@ def clock_template(cluster, template):
     janitor = _janitor(cluster, CLOCK_TEMPLATE, template_dbname=template, as_template=True)
     janitor.drop()
     with janitor:
-        Database(cluster, CLOCK_TEMPLATE).install(TEST_CLOCK)
+        for file in (TEST_CLOCK, CHECKS):
+            Database(cluster, CLOCK_TEMPLATE).install(file)
         yield CLOCK_TEMPLATE
 
 

@@ -1,0 +1,9 @@
+-- The locks are held for a moment: nothing is read or written but the catalog.
+alter table baton.runs alter column needs_driver drop expression;
+alter table baton.runs alter column needs_driver set default false;
+alter table baton.runs drop constraint runs_status_check;
+alter table baton.steps drop constraint steps_status_check;
+alter table baton.steps drop constraint steps_on_exhausted_check;
+alter table baton.tasks drop constraint tasks_status_check;
+drop function baton._receipts(jsonb);
+drop function baton._check_messages(jsonb);
