@@ -299,7 +299,8 @@ begin
       jsonb_build_object('name', signal_run.name, 'payload', signal_run.payload), v_now
     );
     update baton.runs as r
-    set last_seq = v_seq, wake_seq = v_seq,
+    set last_seq = v_seq,
+      wake_seq = v_seq,
       wake_pending = r.wake_pending or not baton._is_asleep(r, v_now),
       needs_driver = r.needs_driver or not baton._is_asleep(r, v_now)
     where r.run_id = v_run.run_id;

@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(37);
+select plan(39);
 
 select results_eq(
   $$select * from baton.start_run('w', '{"n": 1}', 'a')$$, $$values ('created', 'a', 'pending')$$, 'start: a run'
@@ -79,5 +79,10 @@ select is_empty(
   where baton_test.sqlstate_of(format('select baton.start_run(''w'', null, delay => %L)', d.delay)) <> '22023'$$, 'delay: below zero or over ten years it is refused'
 );
 select is(baton_test.start('far', '10 years'), 'created', 'delay: ten years are taken');
+select baton_test.start('later', '1 hour') \g /dev/null
+select is((select r.needs_driver from baton.runs as r where r.run_id = 'later'), false, 'delay: until then nobody should be driving it');
+select baton_test.advance('1 hour') \g /dev/null
+select baton_test.replay('later') \g /dev/null
+select is((select r.needs_driver from baton.runs as r where r.run_id = 'later'), true, 'delay: whoever is granted its replay should');
 select * from finish();
 rollback;

@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(80);
+select plan(81);
 
 -- park
 
@@ -194,5 +194,11 @@ select is_empty(
   $$select d.delay from unnest(array['-1 microsecond', '10 years 1 microsecond']) as d (delay)
   where baton_test.sqlstate_of(format('select baton.fail(1, 1, null, %L)', d.delay)) <> '22023'$$, 'fail: delays outside ten years are refused'
 );
+-- A timer that is given back before its replay
+
+select baton_test.idle('t', baton._now()) \g /dev/null
+select baton.park(m, d) from baton_test.take('t') \g /dev/null
+select is((select r.needs_driver from baton.runs as r where r.run_id = 't'), true, 'park: the run of a timer has somebody to drive it from then on');
+
 select * from finish();
 rollback;

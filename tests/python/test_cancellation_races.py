@@ -197,8 +197,8 @@ ROUNDS = 500
 def prepare(conn):
     """Runs by number, each with a step of three tasks that run under their own messages; half of the claims ran out."""
     conn.execute("""
-        insert into baton.runs (run_id, workflow_name, queue_name, status, last_seq, created_at)
-        select n::text, 'w', 'q', 'running', 5, baton._now() from generate_series(1, %(rounds)s) as n;
+        insert into baton.runs (run_id, workflow_name, queue_name, status, needs_driver, last_seq, created_at)
+        select n::text, 'w', 'q', 'running', true, 5, baton._now() from generate_series(1, %(rounds)s) as n;
         """.replace("%(rounds)s", str(ROUNDS)) + """
         insert into baton.steps (run_id, step_slug, task_count, open_tasks, created_seq)
         select r.run_id, 's', 3, 3, 2 from baton.runs as r;

@@ -105,8 +105,8 @@ def test_ended_runs_cost_the_views_and_recovery_nothing(conn):
 
 def test_a_hundred_thousand_healthy_runs_do_not_hide_the_lost_one_behind_them(conn):
     conn.execute(
-        "insert into baton.runs (run_id, workflow_name, queue_name, status, last_seq, wake_pending, wake_at, created_at)"
-        " select 'healthy ' || n, 'w', 'q', 'pending', 1, n %% 2 = 0, case when n %% 2 = 1 then baton._now() + interval '1 day' end,"
+        "insert into baton.runs (run_id, workflow_name, queue_name, status, last_seq, wake_pending, needs_driver, wake_at, created_at)"
+        " select 'healthy ' || n, 'w', 'q', 'pending', 1, n %% 2 = 0, n %% 2 = 0, case when n %% 2 = 1 then baton._now() + interval '1 day' end,"
         " baton._now() from generate_series(1, 100000) as n".replace("%%", "%"))
     conn.execute(
         "insert into baton.messages (queue_name, kind, run_id, dedupe_key, visible_at, created_at)"

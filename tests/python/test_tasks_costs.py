@@ -13,8 +13,8 @@ def conn(db):
     conn = db.connect(options="-c statement_timeout=20s")
     conn.execute("set plan_cache_mode = force_generic_plan")
     conn.execute("""
-        insert into baton.runs (run_id, workflow_name, queue_name, status, last_seq, created_at)
-        select 'small ' || n, 'w', 'q', 'running', 2, baton._now() from generate_series(1, 5000) as n;
+        insert into baton.runs (run_id, workflow_name, queue_name, status, needs_driver, last_seq, created_at)
+        select 'small ' || n, 'w', 'q', 'running', true, 2, baton._now() from generate_series(1, 5000) as n;
         insert into baton.steps (run_id, step_slug, task_count, open_tasks, created_seq)
         select r.run_id, 's', 1, 1, 2 from baton.runs as r;
         insert into baton.tasks (run_id, step_slug, task_index, input) select r.run_id, 's', 0, '1' from baton.runs as r;

@@ -11,8 +11,8 @@ from test_replay_costs import buffers
 TABLES = "messages, dead_messages, runs, events, steps, tasks, workers, incidents, tallies"
 
 GROW = """
-insert into baton.runs (run_id, workflow_name, queue_name, status, last_seq, created_at)
-select 'other ' || n, 'w', 'q', 'running', 2, baton._now() from generate_series(1, 2000) as n;
+insert into baton.runs (run_id, workflow_name, queue_name, status, needs_driver, last_seq, created_at)
+select 'other ' || n, 'w', 'q', 'running', true, 2, baton._now() from generate_series(1, 2000) as n;
 insert into baton.steps (run_id, step_slug, task_count, open_tasks, created_seq)
 select 'other ' || n, 's', 10, 10, 2 from generate_series(1, 2000) as n;
 insert into baton.tasks (run_id, step_slug, task_index, status, attempt, owner_message_id, owner_delivery, last_started_at)
