@@ -47,6 +47,7 @@ function flaky(input, task) {
   return task.attempt;
 }
 async function broken(input, task) { await gated(input, task); throw new Failed("broken"); }
+function fails() { throw new Failed([]); }
 function large(input, task) { mark(task); return "x".repeat(input); }
 
 let isLate = false;
@@ -111,6 +112,13 @@ const workflows = {
     if (run.input === "failed") throw new Failed("enough");
     return Promise.race([last, run.input]);
   },
+  changes: async (run) => {
+    const failure = await run.step(fails, null).catch(({ detail }) => detail.error);
+    const given = [run.input, await run.signal("list"), run.record("list", () => []), await run.step(quick, []), failure];
+    for (const list of given) list.push("changed");
+    await run.step(quick, run.record("next", () => 0), { key: "last" });
+    return given;
+  },
   recovers: async (run) => [
     await run.step(quick, 0, { key: "first" }), await run.step(flaky, 1, { maxAttempts: 2 }),
     await run.step(quick, 2, { key: "last" }),
@@ -127,7 +135,7 @@ const workflows = {
   impure: (run) => run.step(quick, null, { key: String(process.hrtime.bigint()) }),
 };
 workflows.halves = (run) => Promise.all([run.step(broken, null), workflows.steps(run)]);
-const bodies = { gated, quick, unordered, keys, flaky, large, broken };
+const bodies = { gated, quick, unordered, keys, flaky, fails, large, broken };
 for (const name of FORGET.split(" ")) { delete workflows[name]; delete bodies[name]; }
 
 const worker = new Worker(randomUUID(), { queue: "default", workflows, bodies }, Number(process.env.LANES ?? 2));
@@ -397,6 +405,13 @@ def test_what_is_decided_ahead_is_what_replays_decide(shop, workflow, output):
     shop.start(workflow)
     answer = shop.wait("completed").output
     assert answer == output if output else answer[0] == answer[1]
+
+
+def test_what_the_code_changes_is_not_changed_for_its_next_replay(shop):
+    shop.start("changes", [])
+    shop.signal("list", [])
+    shop.worker(LANES="1")
+    assert shop.wait("completed").output == [["changed"]] * 5
 
 
 @pytest.mark.parametrize("workflow", ["spreads", "maps"])

@@ -32,7 +32,10 @@ export type NewStep = { step_slug: string; inputs: string; max_attempts?: number
 /** What the code comes to: done, failed, in error, or none of these: it waits. */
 export type Decision = { done?: { output: string } | void; failed?: { error: string }; error?: string };
 
-/** A run, from a replay on: what the log has is answered from it; what it has not is new, or is waited for. */
+/**
+ * A run, from a replay on: what the log has is answered from it; what it has not is new, or is waited for.
+ * The code gets copies: what it changes in them is not changed for the next replay.
+ */
 export class Run {
   readonly input: any;
   /** To be written: whoever writes them takes them out. */
@@ -51,7 +54,7 @@ export class Run {
   #signals: Event[] = [];
 
   constructor(events: Event[], clock: Date) {
-    this.input = events[0]!.payload;
+    this.input = structuredClone(events[0]!.payload);
     this.#clock = clock;
     for (const { type, correlation_id, payload } of events) {
       if (type === "step_created") this.#logged.set(`step ${correlation_id}`, payload);
@@ -83,14 +86,14 @@ export class Run {
       throw new Diverged(`${slug}: ${created.task_count} inputs in the log`);
     const end = this.#ends.get(slug);
     if (!end) return this.#wait(inputs.length === 1 ? slug : undefined);
-    if (end.type !== "step_completed") throw new StepFailed({ step: slug, ...end.payload });
-    return (this.#outputs.get(slug) ?? []) as Out[];
+    if (end.type !== "step_completed") throw new StepFailed({ step: slug, ...structuredClone(end.payload) });
+    return structuredClone(this.#outputs.get(slug) ?? []) as Out[];
   }
 
   /** What decide() answers now, or answered in an earlier replay: for all that may come out differently. */
   record<T>(name: string, decide: () => T): T {
     const logged = this.#ask(`record ${name}`);
-    if (logged !== undefined) return logged;
+    if (logged !== undefined) return structuredClone(logged);
     const payload = json(decide());
     this.newEvents.push({ type: "workflow.recorded", correlation_id: name, payload });
     return asStored(payload) as T;
@@ -99,7 +102,7 @@ export class Run {
   /** The payload of the next signal of that name. */
   async signal<T>(name: string): Promise<T> {
     const index = this.#signals.findIndex((event) => event.payload.name === name);
-    return index < 0 ? this.#wait() : this.#signals.splice(index, 1)[0]!.payload.payload;
+    return index < 0 ? this.#wait() : structuredClone(this.#signals.splice(index, 1)[0]!.payload.payload);
   }
 
   /** By the clock of the database when this replay was granted; this machine's does not count. */
