@@ -37,95 +37,6 @@ begin atomic
     end;
 end;
 
-create or replace function baton._claim(
-  queue_name text, worker_id uuid, max_messages integer, visibility interval, for_run text
-)
-returns table (
-  message_id bigint,
-  delivery bigint,
-  kind text,
-  run_id text,
-  step_slug text,
-  task_index integer,
-  payload jsonb,
-  headers jsonb,
-  failures integer,
-  lapses integer,
-  visible_at timestamptz
-)
-language plpgsql
-volatile
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  v_now timestamptz := baton._now();
-  v_secret uuid := gen_random_uuid();
-  v_rules record;
-  v_picked bigint[];
-begin
-  select
-    s.visibility, s.max_failures, s.max_lapses, q.queue_name is not null as is_registered, q.paused_at,
-    case
-      when q.marked_at > v_now - baton._mark_age() and q.marked_at <= v_now then q.mark
-      else '-infinity'
-    end as mark
-  into v_rules
-  from baton.settings as s
-  left join baton.queue_marks as q on q.queue_name = _claim.queue_name
-  where s.singleton;
-  if v_rules.paused_at is not null then
-    return;
-  end if;
-  if _claim.for_run is null then
-    v_picked := array(
-      select m.message_id
-      from baton.messages as m
-      where m.queue_name = _claim.queue_name
-        and m.visible_at >= v_rules.mark
-        and m.visible_at <= v_now
-        and (
-          -- A delivery has no limit but the end of its invocation.
-          _claim.queue_name = 'baton.deliveries'
-          or baton._dead_reason(
-            m.kind, m.failures, m.lapses, m.claimed_at, v_rules.max_failures, v_rules.max_lapses
-          ) is null
-        )
-      order by m.visible_at, m.message_id
-      limit coalesce(_claim.max_messages, 1)
-      for no key update of m skip locked
-    );
-  else
-    -- "Is true" keeps it a look-up by the run: the index of claims gives the order, and would read what else is due.
-    v_picked := array(
-      select m.message_id
-      from baton.messages as m
-      where m.run_id = _claim.for_run
-        and m.step_slug is null
-        and (m.queue_name = _claim.queue_name and m.visible_at <= v_now) is true
-      order by m.visible_at, m.message_id
-      limit coalesce(_claim.max_messages, 1)
-      for no key update of m skip locked
-    );
-  end if;
-
-  return query
-  update baton.messages as m
-  set delivery = baton._delivery(v_secret, m.message_id),
-    claimed_at = v_now,
-    claimed_by = _claim.worker_id,
-    lapses = m.lapses + (m.claimed_at is not null)::integer,
-    visible_at = v_now + coalesce(_claim.visibility, v_rules.visibility)
-  where m.message_id = any (v_picked)
-  returning
-    m.message_id, m.delivery, m.kind, m.run_id, m.step_slug, m.task_index, m.payload, m.headers, m.failures, m.lapses,
-    m.visible_at;
-
-  if found and _claim.for_run is null and not v_rules.is_registered then
-    perform baton._register_queue(_claim.queue_name, v_now);
-  end if;
-end;
-$$;
-
 create or replace function baton.claim(
   queue_name text,
   worker_id uuid default null,
@@ -155,6 +66,11 @@ set enable_bitmapscan = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_now timestamptz := baton._now();
+  v_secret uuid := gen_random_uuid();
+  v_rules record;
+  v_picked bigint[];
 begin
   perform
     baton._check_users_queue(claim.queue_name),
@@ -166,11 +82,62 @@ begin
       return;
     end if;
   end if;
-  return query
   select
-    c.message_id, c.delivery, c.kind, c.run_id, c.step_slug, c.task_index, c.payload, c.headers, c.failures, c.lapses,
-    c.visible_at
-  from baton._claim(claim.queue_name, claim.worker_id, claim.max_messages, claim.visibility, claim.for_run) as c;
+    s.visibility, s.max_failures, s.max_lapses, q.queue_name is not null as is_registered, q.paused_at,
+    case
+      when q.marked_at > v_now - baton._mark_age() and q.marked_at <= v_now then q.mark
+      else '-infinity'
+    end as mark
+  into v_rules
+  from baton.settings as s
+  left join baton.queue_marks as q on q.queue_name = claim.queue_name
+  where s.singleton;
+  if v_rules.paused_at is not null then
+    return;
+  end if;
+  if claim.for_run is null then
+    v_picked := array(
+      select m.message_id
+      from baton.messages as m
+      where m.queue_name = claim.queue_name
+        and m.visible_at >= v_rules.mark
+        and m.visible_at <= v_now
+        and baton._dead_reason(
+          m.kind, m.failures, m.lapses, m.claimed_at, v_rules.max_failures, v_rules.max_lapses
+        ) is null
+      order by m.visible_at, m.message_id
+      limit coalesce(claim.max_messages, 1)
+      for no key update of m skip locked
+    );
+  else
+    -- "Is true" keeps it a look-up by the run: the index of claims gives the order, and would read what else is due.
+    v_picked := array(
+      select m.message_id
+      from baton.messages as m
+      where m.run_id = claim.for_run
+        and m.step_slug is null
+        and (m.queue_name = claim.queue_name and m.visible_at <= v_now) is true
+      order by m.visible_at, m.message_id
+      limit coalesce(claim.max_messages, 1)
+      for no key update of m skip locked
+    );
+  end if;
+
+  return query
+  update baton.messages as m
+  set delivery = baton._delivery(v_secret, m.message_id),
+    claimed_at = v_now,
+    claimed_by = claim.worker_id,
+    lapses = m.lapses + (m.claimed_at is not null)::integer,
+    visible_at = v_now + coalesce(claim.visibility, v_rules.visibility)
+  where m.message_id = any (v_picked)
+  returning
+    m.message_id, m.delivery, m.kind, m.run_id, m.step_slug, m.task_index, m.payload, m.headers, m.failures, m.lapses,
+    m.visible_at;
+
+  if found and claim.for_run is null and not v_rules.is_registered then
+    perform baton._register_queue(claim.queue_name, v_now);
+  end if;
 end;
 $$;
 

@@ -189,6 +189,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
   v_now timestamptz := baton._now();
+  v_secret uuid := gen_random_uuid();
   v_wanted integer := coalesce(claim_deliveries.max_messages, 1);
   v_claimed integer;
   v_delivery record;
@@ -197,11 +198,25 @@ begin
   while v_wanted > 0 loop
     v_claimed := 0;
     for v_delivery in
-      select c.message_id, c.delivery, c.payload, c.failures, c.lapses, c.visible_at
-      from baton._claim('baton.deliveries', null, v_wanted, null, null) as c
+      -- Unlike other messages a delivery has no limit but the end of its invocation.
+      update baton.messages as m
+      set delivery = baton._delivery(v_secret, m.message_id),
+        claimed_at = v_now,
+        lapses = m.lapses + (m.claimed_at is not null)::integer,
+        visible_at = v_now + baton._visibility()
+      where m.message_id = any (
+        array(
+          select d.message_id
+          from baton.messages as d
+          where d.queue_name = 'baton.deliveries' and d.visible_at <= v_now
+          order by d.visible_at, d.message_id
+          limit v_wanted
+          for no key update of d skip locked
+        )
+      )
+      returning m.message_id, m.delivery, m.payload, m.failures, m.lapses, m.visible_at
     loop
       v_claimed := v_claimed + 1;
-      -- A statement of its own: the snapshot of the one above may be older than the request that it claimed.
       if exists (
         select
         from baton.worker_functions as f

@@ -7,3 +7,4 @@ alter table baton.steps drop constraint steps_on_exhausted_check;
 alter table baton.tasks drop constraint tasks_status_check;
 drop function baton._receipts(jsonb);
 drop function baton._check_messages(jsonb);
+drop function baton._claim(text, uuid, integer, interval, text);

@@ -11,7 +11,7 @@ update baton.steps set status = 'completed' where run_id = 'a';
 select baton_test.step('a', 'open', 'completed', 'created', 'started') \g /dev/null
 select m as tm from baton_test.task_message('a', 'open', 1) \gset
 select m as t2m from baton_test.task_message('a', 'open', 2) \gset
-select c.delivery as t2d from baton._claim('q', null, 10, null, null) as c where c.message_id = :t2m \gset
+select c.delivery as t2d from baton.claim('q', max_messages => 10) as c where c.message_id = :t2m \gset
 update baton.messages set claimed_at = null, visible_at = baton._now() where message_id = :tm;
 select outcome from baton.wake_run('a') \g /dev/null
 select m as am, d as ad, e as ae from baton_test.replay('a') \gset

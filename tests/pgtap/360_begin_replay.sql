@@ -52,7 +52,7 @@ select * from baton_test.hold('users') \gset u
 select is(baton_test.answer(:um, :ud), 'lost', 'begin: a user''s message is no run message');
 select baton_test.step('a', 't', 'created') \g /dev/null
 select m as tm from baton_test.task_message('a', 't', 0) \gset
-select t.delivery as td from baton._claim('q', null, 10, null, null) as t where t.message_id = :tm \gset
+select t.delivery as td from baton.claim('q', max_messages => 10) as t where t.message_id = :tm \gset
 select is(baton_test.answer(:tm, :td), 'lost', 'begin: a task message is none either');
 select is(baton_test.incidents('lost'), 1::bigint, 'begin: an incident for the receipt that another delivery has taken');
 select is(baton_test.answer(:am, :ad), 'lost', 'begin: while that delivery''s claim lives too');

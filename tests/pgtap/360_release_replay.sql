@@ -38,7 +38,7 @@ select baton_test.start('b') \g /dev/null
 select m as bm, d as bd, e as be from baton_test.replay('b') \gset
 select baton_test.body('b', :bm, :bd) \g /dev/null
 select m as tm from baton_test.task_message('b', 's', 0) \gset
-select count(*) from baton._claim('q', null, 100, null, null) \g /dev/null
+select count(*) from baton.claim('q', max_messages => 100) \g /dev/null
 select is((select outcome from baton.release_replay('b')), 'released', 'release: a replay under whose message bodies run');
 select is(baton_test.messages('b'), 'keyless 00:00:30 claimed, s/0 00:00:30 claimed, wake 00:00:00', 'release: that message and a task''s stay claimed');
 select is((select outcome from baton.extend(:bm, :bd)), 'extended', 'release: and are extended');

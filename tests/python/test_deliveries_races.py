@@ -1,22 +1,16 @@
-"""A sender that claims while a start is being requested."""
+"""Senders that claim at the same time."""
 
-from conftest import wait_blocked
-from starts import begin, call, deliveries, function, register
+from starts import call, register
 
 
-def test_a_request_that_is_committed_while_a_sender_claims_is_handed_out_and_not_dropped(db, conn):
-    """The claim's first snapshot knows the function before the reservation, a later one knows the delivery."""
-    register(conn)
-    ensuring, sender, holder = (db.session(name) for name in ("ensuring", "sender", "holder"))
-    ensuring.run("begin")
-    assert [row.outcome for row in call(ensuring, "ensure_workers")] == ["reserved"]
-    holder.run("begin")
-    holder.run("lock table baton.queue_marks in access exclusive mode")
-    begin(sender, "claim_deliveries", max_messages=10)
-    wait_blocked(conn, sender, by=holder)
-    ensuring.run("commit")
-    holder.run("rollback")
-
-    [claimed] = sender.result()
-    assert claimed.payload["body"]["invocation_id"] == str(function(conn).invocation_id)
-    assert len(deliveries(conn)) == 1
+def test_a_sender_takes_what_no_other_has_open(db, conn):
+    register(conn, "orders")
+    register(conn, "mails")
+    assert [row.outcome for row in call(conn, "ensure_workers")] == ["reserved", "reserved"]
+    one, other = db.session("one"), db.session("other")
+    for sender in (one, other):
+        sender.run("set lock_timeout = '5s'")
+        sender.run("begin")
+    names = [claimed.payload["function_name"] for sender in (one, other) for claimed in call(sender, "claim_deliveries")]
+    assert sorted(names) == ["mails", "orders"]
+    assert call(one, "claim_deliveries", max_messages=10) == []

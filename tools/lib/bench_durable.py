@@ -1,9 +1,9 @@
 """A durable step
 
 Its body is nothing: the output of one step is recorded, the run replayed, and the next step started, in one
-transaction (docs/guides/ownership.md). "The short way" is what a worker does where nothing else has happened to the run:
-it reads the log on, decides, and calls advance_run, which is one commit. A run goes on for as many steps as the round
-has.
+transaction (docs/guides/ownership.md). "The short way" is what a worker does that keeps its workflow in memory, as
+DBOS does, where nothing else has happened to the run: one call of advance_run. A run goes on for as many steps as the
+round has.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ left join lateral baton.end_replay(:run_id, :replay_epoch, :seen_seq) as e on tr
 end;
 \endif
 """
-SHORT_SCRIPT = START + r"""\set read_seq :seen_seq
-select seq as seen_seq, type, correlation_id, payload, created_at from baton.read_events(:run_id, :read_seq) \aset
-\set last_n :n
+SHORT_SCRIPT = START + r"""\set last_n :n
 \set n :n + 1
 select outcome from baton.advance_run(
   :run_id, :replay_epoch, 'step-' || :last_n, '{"n": 1}', 'step-' || :n, '{"n": 1}') \gset
