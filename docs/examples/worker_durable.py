@@ -69,12 +69,12 @@ class StepFailed(Exception):
 
 
 class StepRun(Run):
-    """What a workflow sees of its run in one replay; with go_on, from the end of a step on, ahead of the next one."""
+    """What a workflow sees of its run in one replay; with advance, from the end of a step on, ahead of the next one."""
 
-    def __init__(self, events, baton, is_stopping, go_on=None):
+    def __init__(self, events, baton, is_stopping, advance=None):
         super().__init__(events, baton, is_stopping)
         self.created, self.passed, self.ended, self.outputs = {}, set(), {}, {}  # created: and not passed yet
-        self.new_steps, self.suspended, self.go_on = [], None, go_on
+        self.new_steps, self.advance = [], advance
         for event in events:
             if event.type == "step_created":
                 self.created[event.correlation_id] = event.payload
@@ -85,8 +85,8 @@ class StepRun(Run):
 
     def record(self, event_type, decide):
         """Ahead of a replay nothing is decided that the replay would have to write down."""
-        if self.go_on and self.position == len(self.recorded):
-            raise Suspended(None)
+        if self.advance and self.position == len(self.recorded):
+            self.leave(Suspended(None))
         return super().record(event_type, decide)
 
     def step(self, body, input=None, key="", **options):
@@ -96,25 +96,30 @@ class StepRun(Run):
 
     def map(self, body, inputs, key="", **options):
         """The answers for all inputs, in their order; None if the step was skipped. Options: those of create_step."""
+        self.raise_if_left()
         slug, inputs = f"{body} {key}".strip(), list(inputs)
         if slug in self.passed:
             raise Diverged(f"there is a step {slug!r} already: give it a key")
         self.passed.add(slug)
         if not (created := self.created.pop(slug, None)):
+            if not inputs:  # a step without tasks would end at once, and nobody be woken
+                return []
             step = slug, as_logged(inputs), options.get("on_exhausted"), options.get("max_attempts")
             if self.is_stopping():
-                raise Stopping
-            if self.go_on and len(inputs) == 1 and self.position == len(self.recorded) and not self.created:
-                return copy.deepcopy([self.go_on(*step)])
-            self.new_steps.append(step)
-            raise Suspended(None)
+                self.leave(Stopping())
+            if not self.advance:
+                self.new_steps.append(step)
+            elif len(inputs) == 1 and self.position == len(self.recorded) and not self.created:
+                if output := self.advance(*step):
+                    return copy.deepcopy([output.obj])
+            self.leave(Suspended(None))
         if created["task_count"] != len(inputs):
             raise Diverged(f"step {slug!r} had {created['task_count']} inputs, not {len(inputs)}")
         outputs = self.outputs.get(slug, {})
         if len(outputs) == len(inputs):
             return copy.deepcopy([outputs[index] for index in range(len(inputs))])
         if not (end := self.ended.get(slug)):
-            raise Suspended(None)
+            self.leave(Suspended(None))
         if end.type == "step_failed":
             raise StepFailed(slug, copy.deepcopy(end.payload.get("error") or end.payload.get("reason")))
         return None
@@ -219,26 +224,22 @@ class Slot(worker_runs.Worker):
         """The short way: the code goes on over an end that isn't told yet, and stays on its stack from there: while it wants
         one step of one input after the other, and nothing else happens to the run, a step is one call of advance_run.
         Answers the end that is to be told the long way, or None: the last body was given back."""
-        last, error = task, None
+        error = None
 
-        def go_on(*step):
-            nonlocal last, ended, error
-            before, last = last, None  # where none follows it is over, whatever the code makes of that
+        def advance(*step):
+            nonlocal task, ended, error
             try:
-                if before and (started := self.advance(before, *step)):
-                    ended = self.execute(started)
-                    last = started.output and started
-            except Exception as raised:  # not for the code to catch
-                error = raised
-            if not last:
-                raise Suspended(None)
-            return last.output.obj
+                if task := self.advance(task, *step):
+                    ended = self.execute(task)
+            except BaseException as raised:  # not for the code to catch
+                task, error = None, raised
+            return task and task.output
 
-        run = StepRun(events, task.baton, lambda: self.stopping, go_on)
+        run = StepRun(events, task.baton, lambda: self.stopping, advance)
         run.created.setdefault(task.step_slug, {"task_count": 1})
         run.outputs.setdefault(task.step_slug, {})[task.task_index] = task.output.obj
         with contextlib.suppress(Exception, Suspended, Stopping):  # what the code raises is left to the replay, too
-            WORKFLOWS[task.baton.workflow_name](run)
+            run.call(WORKFLOWS[task.baton.workflow_name])
         if error:
             raise error
         return ended
@@ -293,9 +294,8 @@ class Slot(worker_runs.Worker):
             return None, (f"unknown workflow: {baton.workflow_name}", UNKNOWN_DELAY)
         run, fence, error = StepRun(events, baton, lambda: self.stopping), (baton.run_id, baton.replay_epoch), None
         try:
-            end = "select * from baton.complete_run(%s, %s, %s)", *fence, Jsonb(as_logged(workflow(run)))
+            end = "select * from baton.complete_run(%s, %s, %s)", *fence, Jsonb(run.call(workflow))
         except Suspended as wait:
-            run.suspended = wait.args
             end = "select * from baton.end_replay(%s, %s, %s, %s)", *fence, events[-1].seq, *wait.args
         except Failed as failed:
             end = "select * from baton.fail_run(%s, %s, %s)", *fence, Jsonb(failed.args[0])
@@ -316,7 +316,7 @@ class Slot(worker_runs.Worker):
             self.one("select * from baton.append_event(%s, %s, %s, %s, %s)", *fence, *event)
         for slug, inputs, *options in run.new_steps:
             self.one("select * from baton.create_step(%s, %s, %s, %s, %s, %s)", *fence, slug, Jsonb(inputs), *options)
-        if run.suspended:
+        if isinstance(run.left, Suspended):
             rows = self.dispatch(fence)
             if any(row.outcome == "lost" for row in rows):  # our claim ran out; if nobody took it, it is still ours
                 self.one("select * from baton.extend(%s, %s, %s)", *self.receipt, VISIBILITY)

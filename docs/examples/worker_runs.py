@@ -56,7 +56,7 @@ class Diverged(Exception):
     """The log holds something else than the code would write: it was changed, or something it did is not recorded."""
 
 
-class Suspended(BaseException):  # not an Exception: a workflow must not catch it
+class Suspended(BaseException):  # not an Exception, which a workflow may catch
     """Nothing to do until a time, or (None) until something is signalled."""
 
 
@@ -84,9 +84,27 @@ class Run:
         self.recorded = [event for event in events if "." in event.type]  # pg_baton's own types have no dot
         self.signals = [event.payload for event in events if event.type == "signal_received"]
         self.position, self.new = 0, []  # events of its own that the code has passed; those that are to be written
+        self.left = None  # why the code is to be left
+
+    def call(self, workflow):
+        """What the code answers, or raises, unless it is left: then it is that, whatever the code makes of it."""
+        try:
+            return as_logged(workflow(self))
+        finally:
+            self.raise_if_left()
+
+    def raise_if_left(self):
+        """Nothing is decided on the way out: in a finally, or where the code has caught why it is left."""
+        if self.left:
+            raise self.left
+
+    def leave(self, why):
+        self.left = why
+        self.raise_if_left()
 
     def record(self, event_type, decide):
         """What decide() answers now, or answered in an earlier replay: plain JSON."""
+        self.raise_if_left()
         self.position += 1
         correlation_id = str(self.position)  # by its place in the code
         if self.position <= len(self.recorded):
@@ -95,23 +113,27 @@ class Run:
                 raise Diverged(f"event {event.seq} is {event.type} {event.correlation_id}, not {event_type}")
             return copy.deepcopy(event.payload)
         if self.is_stopping():
-            raise Stopping
-        payload = as_logged(decide())
+            self.leave(Stopping())
+        try:
+            payload = as_logged(decide())
+        except Exception as error:  # it isn't recorded: the code must not go on over it
+            self.leave(error)
         self.new.append((event_type, correlation_id, Jsonb(payload)))
         return copy.deepcopy(payload)
 
     def wait_signal(self, name):
         """The payload of the next signal of that name."""
+        self.raise_if_left()
         for index, received in enumerate(self.signals):
             if received["name"] == name:
                 return copy.deepcopy(self.signals.pop(index)["payload"])
-        raise Suspended(None)
+        self.leave(Suspended(None))
 
     def sleep(self, seconds):
         """By the clock of the database when this replay was granted; this machine's does not count."""
         until = self.record("timer.set", lambda: (self.baton.clock + timedelta(seconds=seconds)).isoformat())
         if self.baton.clock < (until := datetime.fromisoformat(until)):
-            raise Suspended(until)
+            self.leave(Suspended(until))
 
 
 def connect(url=DATABASE_URL, **options):
@@ -126,7 +148,7 @@ def extend(workers, over):
     while not over.is_set():
         with contextlib.suppress(psycopg.Error), contextlib.closing(connect()) as db:
             while not over.is_set():
-                for receipt in [worker.receipt for worker in workers if worker.receipt]:
+                for receipt in [receipt for worker in workers if (receipt := worker.receipt)]:
                     db.execute("select * from baton.extend(%s, %s, %s)", (*receipt, VISIBILITY))
                 over.wait(VISIBILITY.total_seconds() / 3)
         over.wait(POLL_SECONDS)
@@ -205,7 +227,7 @@ class Worker:
         """Run the code with no transaction open, so that nobody waits for us; then write, all or nothing."""
         fence = baton.run_id, baton.replay_epoch
         try:
-            end = "select * from baton.complete_run(%s, %s, %s)", *fence, Jsonb(as_logged(workflow(run)))
+            end = "select * from baton.complete_run(%s, %s, %s)", *fence, Jsonb(run.call(workflow))
         except Suspended as wait:
             end = "select * from baton.end_replay(%s, %s, %s, %s)", *fence, seen_seq, *wait.args
         except Failed as error:

@@ -135,6 +135,33 @@ def wary(run):
             note("caught", error)
     return outputs
 
+def tidies(run):  # in whatever way the code is left
+    seen = []
+    try:
+        seen.append(run.step("quick", 1, "1"))
+        seen.append(run.step("flaky", 9, max_attempts=1))
+    except StepFailed as failed:
+        seen.append(failed.slug)
+    finally:
+        seen += [run.record("shop.tidied", lambda: next(LOOKS)), run.step("quick", 2, "tidy"), *run.map("quick", [3, 4], "up")]
+    return seen
+
+def swallows(run):
+    seen = []
+    for number in range(3):
+        try:
+            seen.append(run.step("quick", number, number))
+        except BaseException as error:
+            note("caught", error)
+    try:
+        seen.append(run.wait_signal("knock"))
+    except BaseException:
+        return "given up"
+    return seen
+
+def nothing(run):
+    return [run.step("quick", 1, "1"), run.map("quick", []), run.step("quick", 2, "2")]
+
 def stumbles(run):
     return [run.step("quick"), run.step("flaky", 1), run.step("quick", "on", "after")]
 
@@ -180,7 +207,7 @@ def forms(run):
 
 WORKFLOWS.update({flow.__name__: flow for flow in (
     fan, steps, gate, both, caught, retries, kills, too_large, raises, late, ways, hears, looks, forms, wary, stumbles,
-    strays, mixed, plain, nan)})
+    strays, mixed, plain, nan, tidies, swallows, nothing)})
 for name in os.environ.get("FORGET", "").split():
     WORKFLOWS.pop(name, None)
     BODIES.pop(name, None)
@@ -243,6 +270,9 @@ class DurableShop(Shop):
         """[(run, step, index, attempt, pid)]"""
         return [(run, step, int(index), int(attempt), int(pid)) for run, step, index, attempt, pid
                 in (line.split("|") for line in self.lines())]
+
+    def status(self, run_id="r"):
+        return self.conn.execute("select status from baton.runs where run_id = %s", (run_id,)).fetchone().status
 
     def epoch(self, run_id="r"):
         return self.conn.execute("select replay_epoch from baton.runs where run_id = %s", (run_id,)).fetchone().replay_epoch
@@ -441,7 +471,29 @@ def test_code_that_catches_every_exception_does_not_catch_what_is_not_its_own(sh
     assert [(step, attempt) for _, step, _, attempt, _ in shop.marks()] == [(f"gated {number}", 1) for number in range(3)]
 
 
-def test_an_error_of_the_worker_itself_is_raised_when_the_code_has_been_left(monkeypatch):
+@pytest.mark.parametrize("workflow", ["tidies", "swallows"])
+@pytest.mark.parametrize("options", [{}, {"LONG_WAY": "on"}], ids=["short", "long"])
+def test_code_that_has_been_left_decides_nothing_on_its_way_out(shop, workflow, options):
+    shop.worker(**options)
+    shop.start(workflow)
+    if workflow == "swallows":
+        wait_until(lambda: shop.status() == "suspended", "it waits for its signal")
+        shop.conn.execute("select baton.signal_run('r', 'knock', '3')")
+    expected = {"tidies": [1, "flaky", 0, 2, 3, 4], "swallows": [0, 1, 2, 3]}[workflow]
+    assert shop.wait("completed").output == expected
+    types = shop.types()
+    assert types.count("shop.tidied") == (workflow == "tidies")
+    assert types.count("step_created") == {"tidies": 4, "swallows": 3}[workflow]
+
+
+def test_a_fan_out_over_nothing_waits_for_nobody(shop):
+    shop.worker()
+    shop.start("nothing")
+    assert shop.wait("completed").output == [1, [], 2]
+
+
+@pytest.mark.parametrize("gone", [psycopg.OperationalError, SystemExit])
+def test_an_error_of_the_worker_itself_is_raised_when_the_code_has_been_left(monkeypatch, gone):
     monkeypatch.syspath_prepend(EXAMPLES)
     import worker_durable
 
@@ -451,25 +503,24 @@ def test_an_error_of_the_worker_itself_is_raised_when_the_code_has_been_left(mon
         run.step("first")
         try:
             run.step("second")
-        except Exception as error:
-            caught.append(error)
-        finally:
-            run.step("third")
+        except BaseException as error:
+            caught.append(type(error))
+        run.step("third")
 
     def advance(task, *step):
         advanced.append(step[0])
         return task
 
     def execute(task):
-        raise psycopg.OperationalError("gone")
+        raise gone("gone")
 
     monkeypatch.setitem(worker_durable.WORKFLOWS, "wary", wary)
     slot.advance, slot.execute = advance, execute
     task = SimpleNamespace(baton=SimpleNamespace(workflow_name="wary"), step_slug="first", task_index=0,
                            output=worker_durable.Jsonb(None))
-    with pytest.raises(psycopg.OperationalError, match="gone"):
+    with pytest.raises(gone, match="gone"):
         slot.run_ahead([SimpleNamespace(type="run_created", payload=None)], task, None)
-    assert (advanced, caught) == (["second"], [])
+    assert (advanced, caught) == (["second"], [worker_durable.Suspended])
 
 
 def test_a_body_that_fails_ahead_is_tried_again_and_the_run_goes_on(shop):

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 
 import psycopg
 import pytest
@@ -13,6 +14,8 @@ CODE = """
 import os, signal, time
 import worker_runs
 from worker_runs import WORKFLOWS, Failed, log
+
+LOOKS = []
 
 def mark(run, **more):
     return {"pid": os.getpid(), "epoch": run.baton.replay_epoch, **more}
@@ -48,6 +51,21 @@ def collects(run):
 def ends_failed(run):
     raise Failed({"because": "it said so"})
 
+def cleans(run):
+    try:
+        return run.record("test.got", lambda item=run.wait_signal("item"): mark(run, item=item))["item"]
+    except BaseException:
+        return "caught"
+    finally:
+        run.record("test.cleaned", lambda: mark(run))
+
+def falls_back(run):
+    try:
+        run.record("test.looked", lambda: mark(run, looks=[LOOKS.append(1), LOOKS[1]]))
+    except Exception:
+        run.record("test.fell_back", lambda: mark(run))
+    return run.wait_signal("item")
+
 def plain(run):
     if run.input == "record":
         run.record("test.plain", lambda: {1})
@@ -56,7 +74,7 @@ def plain(run):
     return {1}
 
 WORKFLOWS.update(steps=steps, gated=gated, raises=raises, impure=impure, collects=collects, ends_failed=ends_failed,
-                 plain=plain)
+                 plain=plain, cleans=cleans, falls_back=falls_back)
 for name in os.environ.get("FORGET", "").split():
     del WORKFLOWS[name]
 worker = worker_runs.Worker()
@@ -253,6 +271,52 @@ def test_stopped_beyond_its_claim_while_nobody_takes_over_it_goes_on(office):
     first.signal(signal.SIGCONT)
     office.wait("completed")
     assert office.incidents("replay_lost") == []
+
+
+def test_code_that_has_been_left_decides_nothing_on_its_way_out(office):
+    office.worker()
+    office.start("cleans", "null")
+    office.wait("suspended")
+    office.signal("item", "7")
+    assert office.wait("completed").output == 7
+    assert [type for type in office.types() if type.startswith("test.")] == ["test.got", "test.cleaned"]
+
+
+def test_the_code_does_not_go_on_over_what_could_not_be_recorded(office):
+    office.worker()
+    office.start("falls_back", "null")
+    office.signal("item", "7")
+    assert office.wait("completed").output == 7
+    assert [type for type in office.types() if type.startswith("test.")] == ["test.looked"]
+
+
+def test_a_message_that_is_settled_meanwhile_does_not_end_the_extending(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import worker_runs
+
+    over = threading.Event()
+
+    class Settles:  # when it has been looked at once
+        looks = 0
+
+        @property
+        def receipt(self):
+            self.looks += 1
+            return (1, 2) if self.looks == 1 else None
+
+    class Connection:
+        extended = []
+
+        def execute(self, sql, arguments):
+            self.extended.append(arguments[:2])
+            over.set()
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(worker_runs, "connect", Connection)
+    worker_runs.extend([Settles()], over)
+    assert Connection.extended == [(1, 2)]
 
 
 def test_a_long_replay_is_extended(office):
