@@ -17,7 +17,7 @@ FOLDER = EXAMPLES / "typescript"
 CODE = """
 import { randomUUID } from "node:crypto";
 import { appendFileSync, existsSync } from "node:fs";
-import { setTimeout as sleep } from "node:timers/promises";
+import { setImmediate as turn, setTimeout as sleep } from "node:timers/promises";
 import pg from "pg";
 import { one } from "./dist/baton.js";
 import { DATABASE, Worker } from "./dist/worker.js";
@@ -30,8 +30,14 @@ const note = (...words) => appendFileSync(`${FOLDER}/notes`, words.join(" ") + "
 const { query } = pg.Client.prototype;
 pg.Client.prototype.query = function (text, values) {
   note("asked", this.processID, /baton\\.(\\w+)/.exec(text)?.[1] ?? text);
-  return query.call(this, text, values);
+  const answer = query.call(this, text, values);
+  return text === "commit" && existsSync(`${FOLDER}/hold`) ? answer.then(held) : answer;
 };
+async function held(result) {
+  note("held");
+  while (existsSync(`${FOLDER}/hold`)) await sleep(5);
+  return result;
+}
 
 async function gated(input, task) {
   mark(task);
@@ -39,6 +45,7 @@ async function gated(input, task) {
   return input;
 }
 function quick(input, task) { mark(task); note("body"); return input; }
+async function brief(_, task) { await turn(); mark(task); }
 function unordered(_, task) { mark(task); return { long: 1, b: 2 }; }
 function keys(input, task) { mark(task); return Object.keys(input).join(" "); }
 function flaky(input, task) {
@@ -50,7 +57,7 @@ async function broken(input, task) { await gated(input, task); throw new Failed(
 function fails() { throw new Failed([]); }
 function large(input, task) { mark(task); return "x".repeat(input); }
 
-let isLate = false;
+let isLate = false, looks = 0;
 const workflows = {
   gate: (run) => run.step(gated, run.input),
   fan: (run) => run.map(gated, run.input),
@@ -132,10 +139,22 @@ const workflows = {
     await run.step(gated, null);
     return Promise.race([run.signal("stop"), run.step(quick, "went on")]);
   },
+  turns: async (run) => {
+    for (let number = 0; number < run.input; number++) await run.step(brief, null, { key: String(number) });
+  },
+  nothing: async (run) => [await run.step(quick, 1), await run.map(quick, [], { key: "map" })],
+  fallsBack: async (run) => {
+    try {
+      run.record("looked", () => { if (looks++ === 0) throw new Error("away"); });
+    } catch {
+      run.record("fell back", () => 1);
+    }
+    return run.signal("item");
+  },
   impure: (run) => run.step(quick, null, { key: String(process.hrtime.bigint()) }),
 };
 workflows.halves = (run) => Promise.all([run.step(broken, null), workflows.steps(run)]);
-const bodies = { gated, quick, unordered, keys, flaky, fails, large, broken };
+const bodies = { gated, quick, brief, unordered, keys, flaky, fails, large, broken };
 for (const name of FORGET.split(" ")) { delete workflows[name]; delete bodies[name]; }
 
 const worker = new Worker(randomUUID(), { queue: "default", workflows, bodies }, Number(process.env.LANES ?? 2));
@@ -465,6 +484,42 @@ def test_where_the_short_way_is_not_open_the_long_one_is_taken(shop, refusal):
     assert shop.wait("completed").output == [1, 2, 3, []], "what the code catches is of its steps"
     assert grants() == 3 and ("not advanced: permission denied" in worker.text()) == (refusal == "error")
     assert shop.types().count("task_completed") == len(shop.marks()) == 3
+
+
+def test_a_fan_out_over_nothing_waits_for_nobody(shop):
+    shop.worker()
+    shop.start("nothing")
+    assert shop.wait("completed").output == [1, []]
+
+
+def test_the_code_does_not_go_on_over_what_could_not_be_recorded(shop):
+    shop.conn.execute("update baton.settings set max_failures = 2")
+    shop.worker(LANES="1")
+    shop.start("fallsBack")
+    shop.signal("item", 7)
+    assert shop.wait("completed").output == 7
+    recorded = "select correlation_id from baton.events where run_id = 'r' and type = 'workflow.recorded'"
+    assert shop.conn.execute(recorded).fetchall() == [("looked",)]
+
+
+def test_cancelled_between_its_start_and_its_registration_a_body_is_aborted_right_after(shop):
+    shop.conn.execute("update baton.settings set control_notify = false")
+    worker = shop.worker(HEARTBEAT_SECONDS="100", visibility=600, LANES="1")
+    (shop.folder / "hold").touch()
+    shop.start("gate")
+    wait_until(lambda: "held" in shop.lines("notes"), "its start is committed")
+    shop.conn.execute("select baton.cancel_run('r', 'enough')")
+    (shop.folder / "hold").unlink()
+    worker.wait_for("aborting gated cancelled")
+    worker.wait_for("given back r")
+
+
+def test_short_bodies_are_not_asked_about(shop):
+    shop.worker(HEARTBEAT_SECONDS="100", LANES="1")
+    shop.start("turns", 200)
+    shop.wait("completed")
+    asked = [note for note in shop.lines("notes") if note.endswith(" terminal_tasks")]
+    assert len(shop.marks()) == 200 and len(asked) < 20
 
 
 def test_cancelled_while_the_code_is_in_memory_the_body_is_aborted_and_no_other_started(shop):

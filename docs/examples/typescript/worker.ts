@@ -11,6 +11,7 @@ const VISIBILITY_MS = 1000 * Number(process.env.VISIBILITY_SECONDS ?? 30); // ho
 const HEARTBEAT_MS = 1000 * Number(process.env.HEARTBEAT_SECONDS ?? 5); // well below the function's heartbeat_timeout
 const BEAT_MS = Math.min(HEARTBEAT_MS, VISIBILITY_MS / 3);
 const VISIBILITY = `${VISIBILITY_MS} ms`;
+const SHORT_MS = 20; // a body that lasts longer is asked about
 const UNKNOWN_DELAY = `${process.env.UNKNOWN_SECONDS ?? 60} s`;
 
 export const DATABASE = {
@@ -295,9 +296,10 @@ class Lane {
     }
     const attempt = { run_id, step_slug, task_index, attempt: number };
     const { signal } = (this.#abort = new AbortController());
+    // It may have been cancelled before it was registered here.
+    const asking = setTimeout(() => this.#worker.hint(), SHORT_MS);
     try {
       this.attempt = attempt;
-      this.#worker.hint(); // it may have been cancelled before it was registered here
       if (this.#worker.stopping) this.abort("stopping");
       signal.throwIfAborted();
       return { attempt, output: json(await body(input, { ...attempt, signal })) };
@@ -308,6 +310,7 @@ class Lane {
       log((await one(this.#db, "park", { ...this.receipt!, force: true })).outcome, step_slug);
       return undefined;
     } finally {
+      clearTimeout(asking);
       this.attempt = undefined;
     }
   }

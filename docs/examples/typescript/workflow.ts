@@ -46,6 +46,7 @@ export class Run {
   #clock: Date;
   #code!: Promise<{ output: string }>;
   #suspend!: () => void;
+  #unrecorded: string | undefined; // an error over which the code must not go on
   #waiting = new Map<string, (outputs: any) => void>(); // steps of one input
   #logged = new Map<string, any>(); // by "step NAME" and "record NAME": what the code must ask for
   #asked = new Set<string>();
@@ -81,6 +82,7 @@ export class Run {
   async map<In, Out>(body: Body<In, Out>, inputs: In[], { key, maxAttempts }: StepOptions = {}): Promise<Out[]> {
     const slug = key === undefined ? body.name : `${body.name} ${key}`;
     const created = this.#ask(`step ${slug}`);
+    if (!created && inputs.length === 0) return []; // a step without tasks would end at once, and nobody be woken
     if (!created) this.newSteps.push({ step_slug: slug, inputs: json(inputs), max_attempts: maxAttempts });
     else if (created.task_count !== inputs.length)
       throw new Diverged(`${slug}: ${created.task_count} inputs in the log`);
@@ -94,7 +96,13 @@ export class Run {
   record<T>(name: string, decide: () => T): T {
     const logged = this.#ask(`record ${name}`);
     if (logged !== undefined) return structuredClone(logged);
-    const payload = json(decide());
+    let payload: string;
+    try {
+      payload = json(decide());
+    } catch (error) {
+      this.#unrecorded = String(error);
+      throw error;
+    }
     this.newEvents.push({ type: "workflow.recorded", correlation_id: name, payload });
     return asStored(payload) as T;
   }
@@ -140,6 +148,7 @@ export class Run {
       decision.failed = { error: json(error.detail) };
     }
     await turn(); // its other branches go as far as they can
+    if (this.#unrecorded !== undefined && !decision.failed) return { error: this.#unrecorded };
     const [unasked] = this.#logged.keys();
     return unasked ? { error: `the log holds ${unasked}, and the code does not ask for it` } : decision;
   }
