@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(66);
+select plan(68);
 
 -- Granted
 
@@ -193,5 +193,20 @@ select is_empty(
 select baton_test.start('z') \g /dev/null
 select m as zm, d as zd from baton_test.take('z') \gset
 select is(baton_test.answer(:zm, :zd, null), 'granted', 'begin: null is the default hold');
+
+-- In one statement with the claim, as in docs/guides/replay.md
+
+select outcome from baton.start_run('w', null, 'both', queue_name => 'both') \g /dev/null
+select outcome from baton.send('both', '1') \g /dev/null
+select results_eq(
+  $$select m.kind, r.outcome, r.run_id
+  from baton.claim('both', max_messages => 2) as m
+  left join lateral (
+    select b.* from baton.begin_replay(m.message_id, m.delivery) as b where m.kind = 'run'
+  ) as r on true
+  order by m.kind$$,
+  $$values ('run', 'granted', 'both'), (null, null, null)$$, 'begin: may be called in the claim''s statement'
+);
+select is_empty($$select from baton.incidents as i where i.queue_name = 'both'$$, 'begin: and is not, for other messages');
 select * from finish();
 rollback;
