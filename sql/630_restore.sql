@@ -139,6 +139,10 @@ begin
   loop
     perform baton._give_up_run(v_run, v_now);
   end loop;
+  -- Of an extension the dump may be of a version that has no such column.
+  update baton.runs as r
+  set needs_driver = true
+  where not r.needs_driver and (r.status = 'running' or r.wake_pending);
   update baton.messages as m
   set claimed_at = null, visible_at = least(m.visible_at, v_now)
   where m.claimed_at is not null;

@@ -6,9 +6,9 @@ import psycopg
 import pytest
 import releases
 from cluster import clean_environ
-from conftest import ROOT, Session, wait_blocked
+from conftest import CHECKS, ROOT, Session, wait_blocked
 from psycopg.rows import namedtuple_row
-from runs import append, cancel, end, granted, log, run, signal, start, wedged
+from runs import append, cancel, end, granted, log, run, signal, start, take, wedged
 from starts import accept, begin, call, one, register, reserved
 from tasks import complete, inline, look, queued, started, take_task
 from test_install import house, make  # noqa: F401
@@ -468,6 +468,66 @@ def test_prepared_statements_go_on_but_for_all_columns_of_a_view_that_has_got_on
 
 
 # --- afterwards ----------------------------------------------------------------------------------
+
+NEED = {"due", "overdue", "signalled", "held", "again", "queued", "inline", "unread", "given back"}
+
+
+def runs_of_all_kinds(conn):
+    """A run in every state that it can be in, as far as it matters to who drives it; NEED are those that need a driver."""
+    for run_id in ("due", "replayed", "held", "again", "unread", "given back", "sleeping"):
+        start(conn, run_id)
+    for run_id in ("delayed", "told", "overdue", "signalled"):
+        start(conn, run_id, delay="1 hour")
+    signal(conn, "told")
+    conn.execute("update baton.runs set wake_at = wake_at - interval '2 hours' where run_id in ('overdue', 'signalled')")
+    conn.execute("update baton.messages set visible_at = visible_at - interval '2 hours'"
+                 " where run_id in ('overdue', 'signalled')")
+    signal(conn, "signalled")
+    granted(conn, "held", visibility=LONG)
+    granted(conn, "again", visibility=LONG)
+    signal(conn, "again")
+    later = conn.execute("select baton._now() + interval '1 hour' as at").fetchone().at
+    for run_id in ("replayed", "unread", "sleeping"):
+        _, epoch = granted(conn, run_id)
+        assert end(conn, epoch, 1, run_id, wake_at=later if run_id == "sleeping" else None).outcome == "ended"
+    signal(conn, "unread")
+    message_id, delivery = take(conn, "given back")
+    one(conn, "fail", message_id=message_id, delivery=delivery, error="no", delay="1 hour")
+    queued(conn, "queued")
+    inline(conn, "inline", visibility=LONG)
+    start(conn, "gone")
+    cancel(conn, "gone")
+
+
+def all_are_recovered(conn):
+    """Without their messages just those are found that need a driver."""
+    conn.execute(CHECKS.read_text())
+    conn.execute("delete from baton.messages")
+    assert {row.run_id for row in call(conn, "recover_runs")} == NEED
+    assert call(conn, "recover_runs") == [] == wedged(conn)
+
+
+@pytest.mark.parametrize("name", releases.BEFORE)
+def test_recovery_finds_the_runs_that_need_a_driver(house, make, upgrades, connect, name):
+    upgrade, database = upgrades(name), make()
+    upgrade.install("plain", database)
+    conn = connect(database)
+    runs_of_all_kinds(conn)
+    assert upgrade.apply("plain", database) is None
+    all_are_recovered(conn)
+
+
+@pytest.mark.parametrize("name", releases.BEFORE)
+def test_a_dump_of_the_older_extension_is_restored_where_the_newer_one_is(house, make, upgrades, connect, tmp_path, name):
+    upgrade, source, target = upgrades(name), make(), make()
+    upgrade.install("extension", source)
+    runs_of_all_kinds(connect(source))
+    house.dump("pg_dump", "-Fc", "-f", tmp_path / "dump", house.cluster.dsn(source, "postgres"))
+    house.dump("pg_restore", "--exit-on-error", "-d", house.cluster.dsn(target, "house_owner"), tmp_path / "dump")
+    conn = connect(target)
+    assert one(conn, "version").version == upgrade.end
+    assert one(conn, "after_restore").outcome == "restored"
+    all_are_recovered(conn)
 
 
 @pytest.mark.parametrize("way", ["plain", "extension"])
