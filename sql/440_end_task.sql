@@ -3,22 +3,16 @@
  * run once, unless the caller holds a run message of it: that handler begins a replay next.
  */
 
--- Writes the run's positions, and wakes it where a step has ended.
-create or replace function baton._settle_run(
-  run baton.runs, is_step_ended boolean, message baton.messages, at timestamptz
-)
+-- A step has ended: writes the run's positions, and wakes it.
+create or replace function baton._settle_run(run baton.runs, message baton.messages, at timestamptz)
 returns void
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  update baton.runs as r
-  set last_seq = (_settle_run.run).last_seq, wake_seq = (_settle_run.run).wake_seq
-  where r.run_id = (_settle_run.run).run_id;
-  if _settle_run.is_step_ended and (
-    (_settle_run.message).kind = 'run' and (_settle_run.message).run_id = (_settle_run.run).run_id
-  ) is not true then
+  perform baton._save_positions(_settle_run.run);
+  if ((_settle_run.message).kind = 'run' and (_settle_run.message).run_id = (_settle_run.run).run_id) is not true then
     perform baton._wake(_settle_run.run, _settle_run.at);
   end if;
 end;
@@ -33,24 +27,21 @@ language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  v_message_id bigint;
 begin
-  select m.message_id
-  into v_message_id
-  from baton.messages as m
-  where m.dedupe_key = baton._task_key(
-      _drop_task_message.run_id, _drop_task_message.step_slug, _drop_task_message.task_index
-    )
-    and (
-      m.claimed_at is null
-      or m.visible_at <= _drop_task_message.at
-      or m.message_id = (_drop_task_message.message).message_id
-    )
-  for update of m skip locked;
-  if found then
-    delete from baton.messages as m where m.message_id = v_message_id;
-  end if;
+  delete from baton.messages as d
+  where d.message_id = (
+    select m.message_id
+    from baton.messages as m
+    where m.dedupe_key = baton._task_key(
+        _drop_task_message.run_id, _drop_task_message.step_slug, _drop_task_message.task_index
+      )
+      and (
+        m.claimed_at is null
+        or m.visible_at <= _drop_task_message.at
+        or m.message_id = (_drop_task_message.message).message_id
+      )
+    for update of m skip locked
+  );
 end;
 $$;
 
@@ -154,27 +145,25 @@ begin
       status = case s.open_tasks when 1 then 'completed' else s.status end
     where s.run_id = v_run.run_id and s.step_slug = complete_task.step_slug
     returning s.open_tasks = 0 into complete_task.step_ended;
-    insert into baton.events (run_id, seq, type, payload, created_at)
-    select
-      v_run.run_id, v_run.last_seq + e.nth, e.type,
-      jsonb_build_object('step_slug', complete_task.step_slug) || e.detail, v_now
-    from (
-      values
-      (
-        1, 'task_completed',
-        jsonb_build_object(
-          'task_index', complete_task.task_index, 'attempt', complete_task.attempt, 'output', complete_task.output
-        )
-      ),
-      (2, 'step_completed', '{}')
-    ) as e (nth, type, detail)
-    where e.nth = 1 or complete_task.step_ended;
     v_run.last_seq := v_run.last_seq + 1;
+    insert into baton.events (run_id, seq, type, payload, created_at)
+    values (
+      v_run.run_id, v_run.last_seq, 'task_completed',
+      jsonb_build_object(
+        'step_slug', complete_task.step_slug, 'task_index', complete_task.task_index,
+        'attempt', complete_task.attempt, 'output', complete_task.output
+      ),
+      v_now
+    );
     if step_ended then
-      v_run.last_seq := v_run.last_seq + 1;
+      v_run.last_seq := baton._append(
+        v_run, 'step_completed', null, jsonb_build_object('step_slug', complete_task.step_slug), v_now
+      );
       v_run.wake_seq := v_run.last_seq;
+      perform baton._settle_run(v_run, v_message, v_now);
+    else
+      update baton.runs as r set last_seq = v_run.last_seq where r.run_id = v_run.run_id;
     end if;
-    perform baton._settle_run(v_run, step_ended, v_message, v_now);
   else
     select t.status
     into v_status
@@ -343,7 +332,7 @@ begin
     outcome := 'failed';
     step_ended := true;
     v_run := baton._exhaust_task(v_run, v_task, jsonb_build_object('error', fail_task.error), v_now);
-    perform baton._settle_run(v_run, true, v_message, v_now);
+    perform baton._settle_run(v_run, v_message, v_now);
     perform baton._drop_task_message(v_run.run_id, v_task.step_slug, v_task.task_index, v_message, v_now);
     return;
   end if;

@@ -50,7 +50,7 @@ begin
   );
   if release_task.action = 'fail' then
     v_run := baton._exhaust_task(v_run, v_task, jsonb_build_object('reason', 'released'), v_now);
-    perform baton._settle_run(v_run, true, null, v_now);
+    perform baton._settle_run(v_run, null, v_now);
     perform baton._drop_task_message(v_run.run_id, v_task.step_slug, v_task.task_index, v_message, v_now);
     status := 'failed';
     return;

@@ -11,3 +11,4 @@ where r.wake_at <= baton._statement_time() and r.status = 'pending' and r.wake_p
 drop function baton._receipts(jsonb);
 drop function baton._check_messages(jsonb);
 drop function baton._claim(text, uuid, integer, interval, text);
+drop function baton._settle_run(baton.runs, boolean, baton.messages, timestamptz);
