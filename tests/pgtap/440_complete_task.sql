@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(83);
+select plan(85);
 
 -- Under the task's own message
 
@@ -188,6 +188,23 @@ select is(baton_test.complete('held', null, null, 1, 1), 'completed ended', 'cla
 select is(
   (select array_agg(m.message_id) from baton.messages as m where m.run_id = 'held' and m.kind = 'task'), array[:y0m]::bigint[],
   'claimed: the message goes then, and is left to who holds it before'
+);
+
+-- In one statement with the start of the next, as in docs/guides/ownership.md
+
+select baton_test.queued('both', 2) \g /dev/null
+select m as bothm, d as bothd from baton_test.started('both') \gset
+select m as nextm, d as nextd from baton_test.take_task('both', 1) \gset
+select is(
+  (
+    select format('%s %s %s', c.outcome, s.outcome, s.task_index)
+    from baton.complete_task('both', 's', 0, 1, '1', :bothm, :bothd) as c
+    left join lateral baton.start_task(:nextm, :nextd) as s on true
+  ),
+  'completed execute 1', 'complete: may be called in one statement with start_task'
+);
+select is(
+  baton_test.log('both'), 'task_started 0#1, task_completed 0#1, task_started 1#1', 'complete: and comes first'
 );
 select * from finish();
 rollback;
