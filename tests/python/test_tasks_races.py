@@ -838,6 +838,57 @@ def test_random_pairs_of_verbs_never_deadlock(plain_db, server_log):
     assert [line for line in server_log.errors() if "was superseded" not in line] == []
 
 
+# From body to body --------------------------------------------------------------------------------
+
+
+def test_consumers_that_claim_first_go_from_body_to_body_of_two_runs(plain_db, server_log):
+    """As in docs/guides/ownership.md: the claim commits; an end and the next start share a statement where they share a
+    run. Six at once, over two runs whose tasks alternate in the queue, four by four."""
+    conn = plain_db.connect()
+    runs = ["a", "b"]
+    for r in runs:
+        queued(conn, r, inputs=range(120))
+    conn.execute("update baton.messages set visible_at = now() - interval '1 h' + task_index / 4 * interval '1 s'")
+    barrier, together, failed = threading.Barrier(6, timeout=60), [], []
+    both = ("select c.outcome as ended, s.* from baton.complete_task(%(run_id)s, %(step_slug)s, %(task_index)s,"
+            " %(attempt)s, '1', %(message_id)s, %(delivery)s) as c"
+            " left join lateral baton.start_task(%(next_id)s, %(next_delivery)s) as s on true")
+
+    def work():
+        own = plain_db.connect(options="-c statement_timeout=30s")
+        in_hand = run_id = None
+        try:
+            barrier.wait()
+            while (found := call(own, "claim", queue_name="q", visibility="1 hour")) and found[0].kind == "task":
+                receipt = Receipt(found[0].message_id, found[0].delivery)
+                if found[0].run_id == run_id:
+                    [answer] = own.execute(both, {**ending(in_hand, run_id), "next_id": receipt.message_id,
+                                                  "next_delivery": receipt.delivery}).fetchall()
+                    assert (answer.ended, answer.outcome) == ("completed", "execute")
+                    in_hand = Task(answer.step_slug, answer.task_index, answer.attempt, receipt)
+                    together.append(threading.get_ident())
+                else:
+                    if in_hand:
+                        assert complete(own, in_hand, run_id).outcome == "completed"
+                    in_hand, run_id = started(own, receipt), found[0].run_id
+            if in_hand:
+                assert complete(own, in_hand, run_id).outcome == "completed"
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    assert len(set(together)) > 1 and len(together) > 20
+    for r in runs:
+        assert step(conn, "s", r).status == "completed" and counted(conn, "task_completed", r) == 120
+        assert [seq for seq, _ in log(conn, r)] == list(range(1, last_seq(conn, r) + 1))
+    assert server_log.errors() == []
+
+
 # A locked task delays nothing ---------------------------------------------------------------------
 
 

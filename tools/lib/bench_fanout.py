@@ -1,7 +1,8 @@
 """A fan-out
 
-One step with many tasks: created and dispatched to the queue, worked off by 4 clients (complete the task in hand, claim
-and start the next, one commit), and the run replayed to its end. And the way from start_run to the first body:
+One step with many tasks: created and dispatched to the queue, worked off by 4 clients, and the run replayed to its end.
+A client claims the next task, a commit that isn't flushed, then completes the one in hand and starts that one, in one
+statement; or ten at once ([why](guides/ownership.md#many-short-bodies)). And the way from start_run to the first body:
 start_run, claim, begin_replay, then create_step, dispatch_tasks and end_replay in one transaction. Beside it the same
 number of jobs of graphile-worker, added a hundred at once, and of absurd, spawned one by one; and the way of a job from
 its enqueueing to its claim.
@@ -23,21 +24,39 @@ select attempt from baton.dispatch_tasks(:run_id, :replay_epoch) where outcome =
 select outcome from baton.end_replay(:run_id, :replay_epoch, :seen_seq) \gset
 end;
 """
-# Completes the task in hand, and takes the next.
-TASK = r"""\if :next_started = 0
-select message_id, delivery from baton.claim('many', visibility => '1 hour') \gset
-select run_id, task_index, attempt from baton.start_task(:message_id, :delivery) where outcome = 'execute' \gset
+# Claims the next task; then completes the one in hand and starts that one.
+TASK = r"""select set_config('synchronous_commit', 'off', true),
+  message_id as next_message_id, delivery as next_delivery
+from baton.claim('many', visibility => '1 hour') \gset
+\if :next_started = 0
+select run_id, task_index, attempt
+from baton.start_task(:next_message_id, :next_delivery) where outcome = 'execute' \gset
 \set next_started 1
 \else
-begin;
-select outcome from baton.complete_task(
-  :run_id, 'many', :task_index, :attempt, '{"n": 1}', :message_id, :delivery) \gset
-select message_id, delivery from baton.claim('many', visibility => '1 hour') \gset
-select run_id, task_index, attempt from baton.start_task(:message_id, :delivery) where outcome = 'execute' \gset
-end;
+select s.run_id, s.task_index, s.attempt
+from baton.complete_task(:run_id, 'many', :task_index, :attempt, '{"n": 1}', :message_id, :delivery) as c
+left join lateral baton.start_task(:next_message_id, :next_delivery) as s on s.outcome = 'execute' \gset
 \endif
+\set message_id :next_message_id
+\set delivery :next_delivery
+"""
+# The same, many at once.
+TASKS = r"""select set_config('synchronous_commit', 'off', true), min(run_id) as run_id,
+  jsonb_agg(jsonb_build_object('message_id', message_id, 'delivery', delivery) order by message_id) as receipts
+from baton.claim('many', max_messages => {batch}, visibility => '1 hour') \gset
+begin;
+\if :next_started = 1
+select count(*) as completed from baton.complete_tasks(:run_id, :completions) \gset
+\endif
+select jsonb_agg(jsonb_build_object('step_slug', s.step_slug, 'task_index', s.task_index, 'attempt', s.attempt,
+  'output', '1', 'message_id', r.message_id, 'delivery', r.delivery)) as completions
+from jsonb_to_recordset(:receipts) as r (message_id bigint, delivery bigint)
+cross join lateral baton.start_task(r.message_id, r.delivery) as s where s.outcome = 'execute' \gset
+end;
+\set next_started 1
 """
 CLIENTS = 4
+BATCHES = {1: TASK, 10: TASKS.format(batch=10)}
 
 
 def replay(conn, decide):
@@ -50,21 +69,21 @@ def replay(conn, decide):
             conn.execute(statement, values)
 
 
-def fan_out(bench: Bench, mode: str, tasks: int) -> tuple[float, float, float]:
+def fan_out(bench: Bench, mode: str, tasks: int, batch: int) -> tuple[float, float, float]:
     """Milliseconds to create and dispatch, tasks a second, milliseconds of the replay that ends the run."""
     with bench.committing(mode), bench.connect() as conn:
         conn.execute("select baton.start_run('bench', '{}', queue_name => 'many')")
         started = time.perf_counter()
-        # Each client has one in hand at the end.
+        # Each client has a batch in hand at the end.
         replay(conn, [
             "select baton.create_step(%(run_id)s, %(replay_epoch)s, 'many', "
-            f"(select jsonb_agg(jsonb_build_object('n', i)) from generate_series(1, {tasks + CLIENTS}) as i))",
+            f"(select jsonb_agg(jsonb_build_object('n', i)) from generate_series(1, {tasks + CLIENTS * batch}) as i))",
             "select count(*) from baton.dispatch_tasks(%(run_id)s, %(replay_epoch)s, 0)",
             "select baton.end_replay(%(run_id)s, %(replay_epoch)s, %(seen_seq)s)",
         ])
         created = time.perf_counter()
         conn.execute("analyze")
-        rate = bench.rate(mode, TASK, tasks // CLIENTS + 1, CLIENTS)
+        rate = batch * bench.rate(mode, BATCHES[batch], tasks // CLIENTS // batch + 1, CLIENTS)
         conn.execute("""
             select baton.complete_task(
               t.run_id, t.step_slug, t.task_index, t.attempt, '{}', t.owner_message_id, t.owner_delivery)
@@ -81,9 +100,10 @@ def run(bench: Bench) -> str:
     rows = []
     for tasks in (1000,) if bench.short else (1000, 10_000):
         for mode, title in MODES.items():
-            bench_queue.clear(bench)
-            created, rate, ended = fan_out(bench, mode, tasks)
-            rows.append([f"baton: {tasks:,} tasks, {title}", f"{created:.0f}", f"{rate:.0f}", f"{ended:.1f}"])
+            for batch, how in {1: "", 10: ", ten at once"}.items():
+                bench_queue.clear(bench)
+                created, rate, ended = fan_out(bench, mode, tasks, batch)
+                rows.append([f"baton: {tasks:,} tasks{how}, {title}", f"{created:.0f}", f"{rate:.0f}", f"{ended:.1f}"])
             for peer in bench.peers.values():
                 if peer.name in ("absurd", "graphile-worker"):
                     batch = max(peer.enqueue)
