@@ -377,7 +377,9 @@ class Slot(worker_runs.Worker):
     def end(self, ended):
         try:
             return self.tell(*ended).outcome
-        except psycopg.errors.ProgramLimitExceeded as error:  # an output over settings.max_payload_bytes
+        except psycopg.Error as error:  # an output over settings.max_payload_bytes, or that jsonb can't hold
+            if (error.sqlstate or "")[:2] not in ("22", "54"):
+                raise
             _, *task, _, message_id, delivery = ended
             return self.tell("select * from baton.fail_task(%s, %s, %s, %s, %s, %s, %s, final => true)", *task,
                             Jsonb(repr(error)), message_id, delivery).outcome

@@ -55,6 +55,7 @@ function flaky(input, task) {
 }
 async function broken(input, task) { await gated(input, task); throw new Failed("broken"); }
 function fails() { throw new Failed([]); }
+function nul(_, task) { mark(task); return "\\0"; }
 function large(input, task) { mark(task); return "x".repeat(input); }
 
 let isLate = false, looks = 0;
@@ -63,6 +64,8 @@ const workflows = {
   fan: (run) => run.map(gated, run.input),
   retries: (run) => run.step(flaky, run.input, { maxAttempts: 3 }),
   tooLarge: (run) => run.step(large, run.input),
+  unheld: (run) => run.step(nul, null),
+  inlineAndQueued: (run) => run.map(gated, ["inline", "queued"]),
   steps: async (run) => {
     note("called");
     const seen = [];
@@ -154,7 +157,7 @@ const workflows = {
   impure: (run) => run.step(quick, null, { key: String(process.hrtime.bigint()) }),
 };
 workflows.halves = (run) => Promise.all([run.step(broken, null), workflows.steps(run)]);
-const bodies = { gated, quick, brief, unordered, keys, flaky, fails, large, broken };
+const bodies = { gated, quick, brief, unordered, keys, flaky, fails, nul, large, broken };
 for (const name of FORGET.split(" ")) { delete workflows[name]; delete bodies[name]; }
 
 const worker = new Worker(randomUUID(), { queue: "default", workflows, bodies }, Number(process.env.LANES ?? 2));
@@ -482,7 +485,7 @@ def test_where_the_short_way_is_not_open_the_long_one_is_taken(shop, refusal):
         shop.conn.execute("revoke execute on function baton.advance_run from baton_test_worker")
     shop.open_gate()
     assert shop.wait("completed").output == [1, 2, 3, []], "what the code catches is of its steps"
-    assert grants() == 3 and ("not advanced: permission denied" in worker.text()) == (refusal == "error")
+    assert grants() == 3 and ("not advanced: error: permission denied" in worker.text()) == (refusal == "error")
     assert shop.types().count("task_completed") == len(shop.marks()) == 3
 
 
@@ -598,6 +601,26 @@ def test_an_output_that_is_too_large_fails_the_body_for_good(shop):
     shop.start("tooLarge", 30000)
     assert shop.wait("failed").error["step"] == "large"
     assert len(shop.marks()) == 1 and "rolled back: " in worker.text()
+
+
+def test_an_output_that_jsonb_cannot_hold_fails_the_body_for_good(shop):
+    shop.worker()
+    shop.start("unheld")
+    assert shop.wait("failed").error["step"] == "nul"
+    assert len(shop.marks()) == 1
+
+
+def test_an_end_is_told_over_a_new_connection_where_the_one_breaks_while_the_body_runs(shop):
+    worker = shop.worker()
+    shop.start("inlineAndQueued")
+    shop.wait_marks(2)
+    broken = shop.conn.execute("select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+                               " where usename = %s and datname = %s", (shop.user, shop.db.name)).fetchall()
+    assert len(broken) == 4, "two lanes, what tends them, and the listener"
+    shop.open_gate()
+    assert shop.wait("completed").output == ["inline", "queued"]
+    assert len(shop.marks()) == 2 and "rolled back: " in worker.text()
+    assert shop.conn.execute("select from baton.incidents").fetchall() == []
 
 
 def test_code_that_does_not_ask_for_what_the_log_holds_fails_its_run(shop):

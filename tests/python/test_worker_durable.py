@@ -69,10 +69,14 @@ def listed(input, task):
     mark(task)
     return {"later": list(input), "b": None}
 
+def nul(input, task):
+    mark(task)
+    return "\\0"
+
 def odd(input, task):
     return float(input)
 
-BODIES.update({body.__name__: body for body in (quick, gated, poison, flaky, large, epoch, listed, odd)})
+BODIES.update({body.__name__: body for body in (quick, gated, poison, flaky, large, epoch, listed, odd, nul)})
 
 def fan(run):
     return run.map("quick", run.input)
@@ -197,6 +201,9 @@ def plain(run):
         raise Failed({1})
     return {1}
 
+def unheld(run):
+    return run.step("nul")
+
 def nan(run):
     return run.step("odd", "nan", max_attempts=1)
 
@@ -207,7 +214,8 @@ def forms(run):
 
 WORKFLOWS.update({flow.__name__: flow for flow in (
     fan, steps, gate, both, caught, retries, kills, too_large, raises, late, ways, hears, looks, forms, wary, stumbles,
-    strays, mixed, plain, nan, tidies, swallows, nothing)})
+    strays, mixed, plain, nan, tidies, swallows, nothing,
+    unheld)})
 for name in os.environ.get("FORGET", "").split():
     WORKFLOWS.pop(name, None)
     BODIES.pop(name, None)
@@ -742,6 +750,14 @@ def test_a_workflow_that_kills_its_process_after_a_body_is_counted_on_the_run(sh
     assert (shop.run().status, shop.run().error) == ("failed", {"reason": "max_lapses"})
     assert len(shop.marks()) == 2, "the second attempt's end is kept"
     assert shop.types().count("task_completed") == 1
+
+
+def test_an_output_that_jsonb_cannot_hold_fails_the_body_for_good(shop):
+    shop.conn.execute("update baton.settings set max_failures = 1")
+    shop.worker()
+    shop.start("unheld")
+    assert "StepFailed('nul'" in shop.wait("failed").error["error"]
+    assert len(shop.marks()) == 1
 
 
 def test_an_output_that_is_too_large_fails_the_body_for_good(shop):

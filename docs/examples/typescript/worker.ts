@@ -307,7 +307,7 @@ class Lane {
       const final = error instanceof Failed;
       if (!signal.aborted) return { attempt, error: json(final ? error.detail : String(error)), final };
       // By force: the body that ran under the message has stopped, and is given out anew if it is still wanted.
-      log((await one(this.#db, "park", { ...this.receipt!, force: true })).outcome, step_slug);
+      log((await this.#tell(() => one(this.#db, "park", { ...this.receipt!, force: true }))).outcome, step_slug);
       return undefined;
     } finally {
       clearTimeout(asking);
@@ -323,12 +323,28 @@ class Lane {
       : one(this.#db, "fail_task", { ...task, ...how });
   }
 
+  /** What became of a body. If the connection broke meanwhile, over a new one: to say it twice is harmless. */
+  async #tell<T>(what: () => Promise<T>): Promise<T> {
+    for (;;) {
+      try {
+        return await what();
+      } catch (error) {
+        if (this.#worker.stopping || (await this.#db.query("select").catch(() => undefined))) throw error;
+        log("database:", String(error));
+        await this.#worker.pause();
+        await this.#db.end().catch(() => {});
+        this.#db = await connect().catch(() => this.#db);
+      }
+    }
+  }
+
   async #end(ended: Ended): Promise<string> {
     try {
-      return (await this.#say(ended)).outcome;
-    } catch (error) {
-      if (!(error instanceof pg.DatabaseError && error.code === "54000")) throw error; // over max_payload_bytes
-      return (await this.#say({ attempt: ended.attempt, error: json(error.message), final: true })).outcome;
+      return (await this.#tell(() => this.#say(ended))).outcome;
+    } catch (error) { // over max_payload_bytes, or nothing that jsonb can hold
+      if (!(error instanceof pg.DatabaseError && /^(22|54)/.test(error.code ?? ""))) throw error;
+      const failed = { attempt: ended.attempt, error: json(error.message), final: true };
+      return (await this.#tell(() => this.#say(failed))).outcome;
     }
   }
 
@@ -353,8 +369,7 @@ class Lane {
       const task = { outcome, run_id, step_slug: next_step_slug, task_index: 0, attempt: 1, input: inputs[0] };
       return { outcome, inline: { task, run, fence } };
     } catch (error) {
-      if (!(error instanceof pg.DatabaseError)) throw error;
-      log("not advanced:", error.message);
+      log("not advanced:", String(error));
       return undefined;
     }
   }
@@ -368,8 +383,7 @@ class Lane {
         return this.#replay(events);
       });
     } catch (error) {
-      if (!(error instanceof pg.DatabaseError)) throw error;
-      log("rolled back:", error.message);
+      log("rolled back:", String(error));
       events.length = seen;
       return undefined;
     }
