@@ -770,6 +770,8 @@ def test_with_message_notify_on_send_names_the_queue(db, conn):
     assert heard(listener, conn) == [("baton_messages", "many")]
     run(conn, "send_many", queue_name="many", messages=keyed("ab"))
     assert heard(listener, conn) == [("baton_messages", "many")]
+    run(conn, "send_many", queue_name="many", messages=keyed("ab"))
+    assert heard(listener, conn) == [], "duplicates send nothing"
     run(conn, "send_many", queue_name="many", messages="[]")
     assert heard(listener, conn) == []
     conn.execute("begin")
