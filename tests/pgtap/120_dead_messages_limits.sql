@@ -176,6 +176,7 @@ select is_empty($$select from baton.messages as m where m.queue_name like 'wide 
 
 select baton_test.set_limits(3, 1) \gset
 select message_id as m from baton._insert_keyed('baton.deliveries', '{}', null, 'key', null, null) \gset
+select baton._register_queue('baton.deliveries', baton._now()) \g /dev/null
 update baton.messages set claimed_at = baton._now(), delivery = 1, visible_at = baton._now() + interval '10 seconds' where message_id = :m;
 select baton_test.advance('30 seconds') \gset
 select count(*) from baton.remove_messages(array(select m.message_id from baton.messages as m)) \gset
