@@ -127,7 +127,7 @@ class Control:
             rows = db.execute("select outcome, cause from baton.terminal_tasks(%s)",
                               [Jsonb([attempt.key for attempt in attempts])]).fetchall()
             for attempt, (outcome, cause) in zip(attempts, rows, strict=True):
-                if outcome != "running":
+                if outcome != "running" and attempt in self.active:  # it may have ended meanwhile
                     attempt.cancel(cause or outcome)
         if is_beat:
             self._beat(db)

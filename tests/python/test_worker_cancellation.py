@@ -1,11 +1,13 @@
 """Cancellation in docs/examples/worker_durable.py: bodies in processes of their own, which are asked to stop."""
 
+import contextlib
 import json
 import re
 import signal
 
 import pytest
 from conftest import wait_until
+from programs import EXAMPLES
 from runs import cancel, granted, start
 from tasks import create, release, replay, skip
 from test_worker_durable import DurableShop
@@ -373,6 +375,26 @@ def test_doubled_hints_are_harmless_and_forged_ones_believed_in_nothing(hall):
     hall.wait_empty()
     assert (hall.stopped(), hall.look(worker)[0]) == (2, 0) and "Traceback" not in worker.text()
     hall.wait_state("listening")
+
+
+def test_a_body_that_ends_while_it_is_asked_about_is_not_said_to_be_stopped(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    from cancellation import Attempt, Control
+
+    control, attempt, body = Control("w", connect=None), Attempt("r", "s", 0, 1), contextlib.ExitStack()
+
+    class Asked:
+        def execute(self, sql, arguments):
+            body.close()
+            return self
+
+        def fetchall(self):
+            return [("completed", "task_completed")]
+
+    body.enter_context(control.registered(attempt))
+    control._look(Asked())
+    assert control.active == set() and not attempt.cancelled.is_set()
+    assert "stopping" not in capsys.readouterr().err
 
 
 # The worker itself -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ export class Failed extends Error {
   }
 }
 
-/** Thrown by run.step and run.map: a body has failed for good, or has killed its process too often. */
+/** Thrown by run.step and run.map: a body has failed for good or killed its process too often, or was skipped. */
 export class StepFailed extends Failed {}
 
 /** The log holds something that the code did not ask for: one of them was changed, or the code is not deterministic. */
