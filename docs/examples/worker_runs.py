@@ -99,7 +99,7 @@ class Run:
             raise self.left
 
     def leave(self, why):
-        self.left = why
+        self.left = self.left or why
         self.raise_if_left()
 
     def record(self, event_type, decide):
@@ -123,7 +123,6 @@ class Run:
 
     def wait_signal(self, name):
         """The payload of the next signal of that name."""
-        self.raise_if_left()
         for index, received in enumerate(self.signals):
             if received["name"] == name:
                 return copy.deepcopy(self.signals.pop(index)["payload"])

@@ -59,6 +59,12 @@ def cleans(run):
     finally:
         run.record("test.cleaned", lambda: mark(run))
 
+def naps(run):
+    try:
+        run.sleep(60)
+    except BaseException:
+        run.wait_signal("never")
+
 def falls_back(run):
     try:
         run.record("test.looked", lambda: mark(run, looks=[LOOKS.append(1), LOOKS[1]]))
@@ -74,7 +80,7 @@ def plain(run):
     return {1}
 
 WORKFLOWS.update(steps=steps, gated=gated, raises=raises, impure=impure, collects=collects, ends_failed=ends_failed,
-                 plain=plain, cleans=cleans, falls_back=falls_back)
+                 plain=plain, cleans=cleans, naps=naps, falls_back=falls_back)
 for name in os.environ.get("FORGET", "").split():
     del WORKFLOWS[name]
 worker = worker_runs.Worker()
@@ -280,6 +286,13 @@ def test_code_that_has_been_left_decides_nothing_on_its_way_out(office):
     office.signal("item", "7")
     assert office.wait("completed").output == 7
     assert [type for type in office.types() if type.startswith("test.")] == ["test.got", "test.cleaned"]
+
+
+def test_what_code_that_has_been_left_waits_for_does_not_count(office):
+    office.worker()
+    office.start("naps", "null")
+    office.wait("suspended")
+    assert office.row().wake_at
 
 
 def test_the_code_does_not_go_on_over_what_could_not_be_recorded(office):
