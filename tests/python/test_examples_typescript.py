@@ -323,10 +323,10 @@ def test_an_orderly_stop_gives_the_body_out_anew(shop):
 def test_a_body_of_a_cancelled_run_is_aborted_and_no_other(shop, notify):
     shop.conn.execute("update baton.settings set control_notify = %s", [notify])
     worker = shop.worker(**({"HEARTBEAT_SECONDS": "100", "visibility": 600} if notify else {}))
-    shop.start("gate", "other", "other")
-    shop.wait_marks(1)
-    shop.start("gate", "through")
-    shop.wait_marks(2)
+    for number, run_id in enumerate(["other", "r"], 1):
+        shop.start("gate", run_id, run_id)
+        shop.wait_marks(number)
+        wait_until(lambda number=number: " ".join(shop.lines("notes")).count("terminal_tasks") >= number, "it was asked about")
     shop.conn.execute("select baton.cancel_run('r', 'enough')")
     worker.wait_for("aborting gated cancelled")
     worker.wait_for("given back r")
