@@ -7,9 +7,9 @@ comment on table baton.events is
 Written by: _append, _prune_log, _prune_whole, _start, advance_run, complete_task, create_step, start_run';
 comment on column baton.events.seq is 'From 1, without gaps, a run.';
 comment on column baton.events.type is
-'run_created, run_completed, run_failed, run_cancelled, step_created, step_completed, step_failed, step_skipped, task_started, task_retrying, task_completed, task_failed, task_released, signal_received; a caller''s own types contain a dot.';
+'run_created, run_advanced, run_completed, run_failed, run_cancelled, step_created, step_completed, step_failed, step_skipped, task_started, task_retrying, task_completed, task_failed, task_released, signal_received; a caller''s own types contain a dot.';
 comment on column baton.events.correlation_id is
-'What makes a step_created, a signal_received or an event of a caller''s own type unique a run, where it carries one.';
+'What makes a step_created, a signal_received or an event of a caller''s own type unique a run, where it carries one. Of step_created and run_advanced it is the step that was created.';
 
 create or replace function baton._is_open(status text)
 returns boolean

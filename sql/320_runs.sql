@@ -10,7 +10,7 @@ Written by: _end_replay_under, _end_run, _give_up_run, _lose_replay, _prune_log,
 comment on column baton.runs.status is 'pending, running, suspended; completed, failed, cancelled.';
 comment on column baton.runs.last_seq is 'The position of its newest event.';
 comment on column baton.runs.wake_seq is 'The position of the newest that asks for a replay: a signal, the end of a step.';
-comment on column baton.runs.replayed_seq is 'Up to which position the last replay that ended had read, or advance_run has written.';
+comment on column baton.runs.replayed_seq is 'Up to which position the last replay that ended had read.';
 comment on column baton.runs.wake_pending is 'A wake was asked for, and no grant has followed it.';
 comment on column baton.runs.failures is 'Replays in a row that failed.';
 comment on column baton.runs.lapses is 'Replays in a row that were lost.';

@@ -31,7 +31,7 @@ begin
     where e.run_id = (_prune_log.run).run_id
       and e.seq > v_seq - v_left
       and e.seq <= v_seq
-      and e.type = 'step_created'
+      and e.type in ('step_created', 'run_advanced')
     order by e.seq desc
     limit 1;
     v_keep := coalesce(v_step.seq, greatest(v_seq - v_left, 0));

@@ -313,7 +313,9 @@ select
     from (
       select (e.payload ->> 'task_index')::integer as task_index, e.payload -> 'output' as output
       from baton.events as e
-      where e.run_id = s.run_id and e.type = 'task_completed' and e.payload ->> 'step_slug' = s.step_slug
+      where e.run_id = s.run_id
+        and e.type in ('task_completed', 'run_advanced')
+        and e.payload ->> 'step_slug' = s.step_slug
     ) as o
   ) as outputs
 from baton.steps as s

@@ -57,6 +57,24 @@ begin
       when 'task_completed' then
         v_task := v_task || '{"status": "completed"}';
         v_step := v_step || jsonb_build_object('open_tasks', (v_step ->> 'open_tasks')::integer - 1);
+      when 'run_advanced' then
+        v_key := v_slug || '/0';
+        v_task := (v_tasks -> v_key) || '{"status": "completed"}';
+        v_step := v_step || '{"status": "completed", "open_tasks": 0}';
+        v_slug := v_event.payload ->> 'next_step_slug';
+        v_steps := v_steps || jsonb_build_object(v_event.payload ->> 'step_slug', v_step);
+        v_tasks := v_tasks || jsonb_build_object(v_key, v_task);
+        v_key := v_slug || '/0';
+        v_step := jsonb_build_object(
+          'step_slug', v_slug, 'status', 'created', 'task_count', 1, 'open_tasks', 1,
+          'on_exhausted', v_event.payload -> 'on_exhausted', 'max_attempts', v_event.payload -> 'max_attempts',
+          'created_seq', v_event.seq
+        );
+        v_task := jsonb_build_object(
+          'step_slug', v_slug, 'task_index', 0, 'status', 'started', 'attempt', 1, 'failures', 0, 'lapses', 0,
+          'fence_attempt', 0, 'owner_message_id', v_event.payload -> 'message_id',
+          'owner_delivery', v_event.payload -> 'delivery', 'last_started_at', v_event.created_at, 'retry_at', null
+        );
       when 'task_failed' then
         v_task := v_task || jsonb_build_object(
           'status', 'failed',
