@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(97);
+select plan(102);
 
 -- Calls it, and answers in words.
 create function baton_test.prune(older_than interval default '0', max_rows integer default 1000)
@@ -122,6 +122,24 @@ select baton_test.dispatch('i', :ie, 0), baton_test.finish('i', :ie), baton.canc
 select is(baton_test.left_of('i'), '1/6/3/5/0', 'steps: (three of them, one without tasks)');
 select is((select array_agg(baton_test.prune(max_rows => 4) order by n.n) from generate_series(1, 4) as n (n)), '{4 more,4 more,4 more,3}', 'steps: each call takes what it may');
 select is(baton_test.left_of('i'), '0/0/0/0/0', 'steps: all goes in the end');
+
+select baton_test.inline('j') \g /dev/null
+select is(
+  (
+    select array_agg(a.outcome order by n.n)
+    from generate_series(1, 3) as n (n)
+    cross join baton.runs as r
+    cross join lateral baton.advance_run(
+      'j', r.replay_epoch, case n.n when 1 then 's' else 's' || n.n - 1 end, null, 's' || n.n, null
+    ) as a
+    where r.run_id = 'j'
+  ), '{advanced,advanced,advanced}', 'short way: (three times)'
+);
+select baton.cancel_run('j', 'x'), baton_test.advance('1 hour') \g /dev/null
+select is(baton_test.left_of('j'), '1/7/4/4/1', 'short way: (four steps)');
+select is((select array_agg(baton_test.prune(max_rows => 4) order by n.n) from generate_series(1, 4) as n (n)), '{4 more,4 more,4 more,4 more}', 'short way: each call takes what it may');
+select is(baton_test.left_of('j'), '1/0/0/0/0', 'short way: all of its steps');
+select is(baton_test.prune(), '1', 'short way: and the run');
 
 -- Marked, it is unknown to every verb and view
 

@@ -55,7 +55,8 @@ def check(conn, run_id="r"):
     assert conn.execute("select * from baton_test.unfolded(%s)", (run_id,)).fetchall() == []
     statuses = Counter(t.status for t in conn.execute("select status from baton.tasks where run_id = %s", (run_id,)))
     assert statuses["created"] + statuses["started"] <= 1
-    assert types.count("task_completed") == types.count("step_completed") == statuses["completed"]
+    advanced = types.count("run_advanced")
+    assert types.count("task_completed") + advanced == types.count("step_completed") + advanced == statuses["completed"]
     assert wedged(conn) == []
 
 
@@ -131,7 +132,7 @@ def test_who_comes_after_the_short_way_is_told_so(conn, first, second, settled):
         assert answer.outcome == (after if settled == "commit" else alone), run_id
         if settled == "commit":
             assert step(conn, "s", run_id).status == task(conn, "s", 0, run_id).status == "completed", run_id
-            assert counted(conn, "step_created", run_id) == 2
+            assert counted(conn, "run_advanced", run_id) == 1
 
 
 @pytest.mark.parametrize("settled", ["commit", "rollback"])
@@ -144,8 +145,7 @@ def test_the_short_way_after_whatever_else_knows_of_it(conn, first, second, sett
         first.run(settled)
         [answer] = second.result()
         assert answer.outcome == ("advanced" if is_open or settled == "rollback" else "declined"), run_id
-        started_here = counted(conn, "task_started", run_id) == 2
-        assert started_here == (answer.outcome == "advanced" or (verb, settled) == ("advance_run", "commit")), run_id
+        assert (counted(conn, "run_advanced", run_id) == 1) == (answer.outcome == "advanced" or (verb, settled) == ("advance_run", "commit")), run_id
 
 
 @pytest.mark.parametrize("order", ["signal first", "signal second"])
@@ -192,15 +192,13 @@ def test_a_wake_and_a_replay_by_another_process(conn, process, owned, epoch):
 
 
 def test_a_replay_that_is_being_granted_closes_the_short_way(conn, first, second, owned, epoch):
-    wake(conn)
-    other = take(conn)
     first.run("begin")
-    assert begin(first, other).outcome == "granted"
+    assert begin(first, owned.receipt).outcome == "granted"
     send(second, "advance_run", **short_way(epoch))
     wait_blocked(conn, second, by=first)
     first.run("commit")
     assert second.result()[0].outcome == "declined"
-    assert complete(conn, owned).step_ended and begin(conn, owned.receipt).outcome == "handed_over"
+    assert complete(conn, owned).step_ended and begin(conn, owned.receipt).outcome == "granted"
     drive(conn)
 
 
@@ -353,7 +351,7 @@ class Handler(threading.Thread):
             return None
         self.epoch, seen, mine = granting.replay_epoch, granting.last_seq, None
         while True:
-            ended = sum(type == "step_completed" for _, type in log(self.conn)[:seen])
+            ended = sum(type in ("step_completed", "run_advanced") for _, type in log(self.conn)[:seen])
             if ended == self.steps:
                 one(self.conn, "complete_run", run_id="r", replay_epoch=self.epoch, output=None)
                 return None
@@ -388,10 +386,11 @@ def test_signals_and_handlers_at_once_lose_nothing(plain_db):
         assert handler.error is None, handler.error
     events = call(conn, "read_events", run_id="r", max_events=100_000)
     assert [e.seq for e in events] == list(range(1, len(events) + 1))
-    created = {e.correlation_id: e.seq for e in events if e.type == "step_created"}
+    created = {e.correlation_id: e.seq for e in events if e.type in ("step_created", "run_advanced")}
     assert list(created) == [f"s{n}" for n in range(steps)]
     counts = Counter(e.type for e in events)
-    assert counts["task_completed"] == counts["step_completed"] == counts["task_started"] == steps
+    assert counts["task_completed"] == counts["step_completed"] == counts["task_started"] == steps - counts["run_advanced"]
+    assert counts["run_advanced"] == told["advanced"]
     signals = [e.seq for e in events if e.type == "signal_received"]
     assert len(signals) == sent
     for handler in handlers:

@@ -514,9 +514,13 @@ WRONG = r"""
     union all
     select 'ended twice', e.run_id, e.payload ->> 'step_slug'
     from baton.events as e
-    where e.type in ('task_completed', 'task_failed', 'step_completed', 'step_failed', 'step_skipped')
-    group by e.run_id, e.payload ->> 'step_slug', e.payload ->> 'task_index', e.type like 'task%'
-    having count(*) > 1 and (e.payload ->> 'task_index' is null or e.type like 'task%')
+    cross join lateral (
+      values (e.type, e.payload ->> 'task_index'), ('task_completed', '0'), ('step_completed', null)
+    ) as o (type, task_index)
+    where o.type in ('task_completed', 'task_failed', 'step_completed', 'step_failed', 'step_skipped')
+      and (o.type = e.type or e.type = 'run_advanced')
+    group by e.run_id, e.payload ->> 'step_slug', o.task_index, o.type like 'task%'
+    having count(*) > 1 and (o.task_index is null or o.type like 'task%')
     union all
     select 'an event after the end', r.run_id, e.type
     from baton.runs as r
@@ -573,8 +577,9 @@ class Machine(RuleBasedStateMachine):
 
     def plan(self, run_id, events, clock):
         """Steps to create (null: the run is complete), when to be woken, and sleeps to write down."""
-        created = {e.correlation_id for e in events if e.type == "step_created"}
-        ended = {e.payload["step_slug"] for e in events if e.type in ("step_completed", "step_failed", "step_skipped")}
+        created = {e.correlation_id for e in events if e.type in ("step_created", "run_advanced")}
+        ended = {e.payload["step_slug"] for e in events
+                 if e.type in ("step_completed", "step_failed", "step_skipped", "run_advanced")}
         sleeps = {e.correlation_id: datetime.fromisoformat(e.payload) for e in events if e.type == "wf.sleep"}
         signals = sum(e.type == "signal_received" for e in events)
         for nth, item in enumerate(self.plans[run_id]):
