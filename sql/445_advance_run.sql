@@ -49,7 +49,6 @@ begin
   update baton.runs as r
   set last_seq = r.last_seq + 1
   where r.run_id = advance_run.run_id
-    and r.status = 'running'
     and r.replay_ended
     and r.replay_epoch = advance_run.replay_epoch
     and r.replayed_seq >= r.wake_seq
