@@ -515,10 +515,14 @@ WRONG = r"""
     select 'ended twice', e.run_id, e.payload ->> 'step_slug'
     from baton.events as e
     cross join lateral (
-      values (e.type, e.payload ->> 'task_index'), ('task_completed', '0'), ('step_completed', null)
-    ) as o (type, task_index)
+      select e.type, e.payload ->> 'task_index' as task_index
+      where e.type <> 'run_advanced'
+      union all
+      select a.type, a.task_index
+      from (values ('task_completed', '0'), ('step_completed', null)) as a (type, task_index)
+      where e.type = 'run_advanced'
+    ) as o
     where o.type in ('task_completed', 'task_failed', 'step_completed', 'step_failed', 'step_skipped')
-      and (o.type = e.type or e.type = 'run_advanced')
     group by e.run_id, e.payload ->> 'step_slug', o.task_index, o.type like 'task%'
     having count(*) > 1 and (o.task_index is null or o.type like 'task%')
     union all
