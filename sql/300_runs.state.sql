@@ -27,6 +27,7 @@ create table baton.runs (
   ended_at timestamptz,
   needs_driver boolean default false,
   pruned_at timestamptz,
+  wake_message_id bigint,
   constraint runs_pkey primary key (run_id)
 ) with (
   fillfactor = 70,

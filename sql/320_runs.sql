@@ -1,8 +1,8 @@
 /*
  * Runs: starting, waking, signalling.
  *
- * A wake is a message with the key (run, wake); it is there once until a replay is granted under it, and so shared by
- * all wakes before that. wake_pending says that a wake was asked for which no grant has followed yet.
+ * A wake is the message that wake_message_id names; it is there once until a replay is granted under it, and so shared
+ * by all wakes before that. wake_pending says that a wake was asked for which no grant has followed yet.
  */
 comment on table baton.runs is
 'The runs, a row each.
@@ -23,6 +23,8 @@ comment on column baton.runs.replay_backend is 'The pid of its connection, for a
 comment on column baton.runs.needs_driver is 'It is open, and neither suspended with nothing unread nor waiting for a delayed start: somebody should be driving it.';
 comment on column baton.runs.pruned_at is
 'Since when it is being removed, in several calls of prune: every verb answers as if it were gone, and last_seq says how much of its log is left.';
+comment on column baton.runs.wake_message_id is
+'The message that all wakes share until a replay is granted under it; one that is gone counts as none.';
 
 create or replace function baton._run_key(run_id text, purpose text)
 returns text
@@ -35,36 +37,37 @@ end;
 create or replace function baton._send_run_message(
   run baton.runs, dedupe_key text, visible_at timestamptz, at timestamptz
 )
-returns void
-language plpgsql
-volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  insert into baton.messages (queue_name, kind, run_id, dedupe_key, visible_at, created_at)
-  values (
-    (_send_run_message.run).queue_name, 'run', (_send_run_message.run).run_id, _send_run_message.dedupe_key,
-    _send_run_message.visible_at, _send_run_message.at
-  );
-  perform baton._notify_message((_send_run_message.run).queue_name);
-end;
-$$;
-
--- The run's wake is there, or is sent. The caller holds the run's lock: nobody else can be inserting its keys.
-create or replace function baton._ensure_wake(run baton.runs, at timestamptz)
-returns void
+returns bigint
 language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_key text := baton._run_key((_ensure_wake.run).run_id, 'wake');
+  v_message_id bigint;
 begin
-  if not exists (
-    select from baton.messages as m where m.dedupe_key = v_key
-  ) then
-    perform baton._send_run_message(_ensure_wake.run, v_key, _ensure_wake.at, _ensure_wake.at);
+  insert into baton.messages as m (queue_name, kind, run_id, dedupe_key, visible_at, created_at)
+  values (
+    (_send_run_message.run).queue_name, 'run', (_send_run_message.run).run_id, _send_run_message.dedupe_key,
+    _send_run_message.visible_at, _send_run_message.at
+  )
+  returning m.message_id into v_message_id;
+  perform baton._notify_message((_send_run_message.run).queue_name);
+  return v_message_id;
+end;
+$$;
+
+-- The run's wake is there, or is sent. The caller holds the run's lock, and writes what it answers as wake_message_id.
+create or replace function baton._ensure_wake(run baton.runs, at timestamptz)
+returns bigint
+language plpgsql
+volatile
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if exists (select from baton.messages as m where m.message_id = (_ensure_wake.run).wake_message_id) then
+    return (_ensure_wake.run).wake_message_id;
   end if;
+  return baton._send_run_message(_ensure_wake.run, null, _ensure_wake.at, _ensure_wake.at);
 end;
 $$;
 
@@ -74,11 +77,13 @@ language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_wake_id bigint := baton._ensure_wake(_wake.run, _wake.at);
 begin
-  perform baton._ensure_wake(_wake.run, _wake.at);
   update baton.runs as r
-  set wake_pending = true, needs_driver = true
-  where r.run_id = (_wake.run).run_id and not r.wake_pending;
+  set wake_pending = true, needs_driver = true, wake_message_id = v_wake_id
+  where r.run_id = (_wake.run).run_id
+    and (r.wake_pending, r.wake_message_id) is distinct from (true, v_wake_id);
 end;
 $$;
 
@@ -160,7 +165,7 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-  v_run baton.runs;
+  v_message_id bigint;
   v_now timestamptz := baton._now();
 begin
   perform baton._require_read_committed();
@@ -173,25 +178,33 @@ begin
 
   loop
     if not exists (select from baton.runs as r where r.run_id = start_run.run_id) then
-      insert into baton.runs as r (
-        run_id, workflow_name, queue_name, last_seq, wake_pending, wake_at, created_at, needs_driver
-      )
-      values (
-        start_run.run_id, start_run.workflow_name, coalesce(start_run.queue_name, 'default'), 1,
-        coalesce(start_run.delay <= '0', true), v_now + nullif(start_run.delay, '0'), v_now,
-        coalesce(start_run.delay <= '0', true)
-      )
-      on conflict do nothing
-      returning r.* into v_run;
-      if found then
+      v_message_id := nextval('baton.messages_message_id_seq');
+      with created as (
+        insert into baton.runs as r (
+          run_id, workflow_name, queue_name, last_seq, wake_pending, wake_at, created_at, needs_driver, wake_message_id
+        )
+        select
+          start_run.run_id, start_run.workflow_name, coalesce(start_run.queue_name, 'default'), 1, d.is_due,
+          v_now + nullif(start_run.delay, '0'), v_now, d.is_due, case when d.is_due then v_message_id end
+        from (select coalesce(start_run.delay <= '0', true) as is_due) as d
+        on conflict do nothing
+        returning r.*
+      ),
+      logged as (
         insert into baton.events (run_id, seq, type, payload, created_at)
-        values (v_run.run_id, 1, 'run_created', start_run.input, v_now);
-        perform baton._send_run_message(
-          v_run, baton._run_key(v_run.run_id, case when v_run.wake_pending then 'wake' else 'timer' end),
-          coalesce(v_run.wake_at, v_now), v_now
-        );
+        select c.run_id, 1, 'run_created', start_run.input, v_now
+        from created as c
+      )
+      insert into baton.messages as m (message_id, queue_name, kind, run_id, dedupe_key, visible_at, created_at)
+      overriding system value
+      select
+        v_message_id, c.queue_name, 'run', c.run_id,
+        case when not c.wake_pending then baton._run_key(c.run_id, 'timer') end, coalesce(c.wake_at, v_now), v_now
+      from created as c;
+      if found then
+        perform baton._notify_message(coalesce(start_run.queue_name, 'default'));
         outcome := 'created';
-        status := v_run.status;
+        status := 'pending';
         return;
       end if;
     end if;
@@ -298,14 +311,16 @@ begin
       v_run, 'signal_received', signal_run.dedupe_key,
       jsonb_build_object('name', signal_run.name, 'payload', signal_run.payload), v_now
     );
-    update baton.runs as r
-    set last_seq = v_seq,
-      wake_seq = v_seq,
-      wake_pending = r.wake_pending or not baton._is_asleep(r, v_now),
-      needs_driver = r.needs_driver or not baton._is_asleep(r, v_now)
-    where r.run_id = v_run.run_id;
-    if not baton._is_asleep(v_run, v_now) then
-      perform baton._ensure_wake(v_run, v_now);
+    if baton._is_asleep(v_run, v_now) then
+      update baton.runs as r set last_seq = v_seq, wake_seq = v_seq where r.run_id = v_run.run_id;
+    else
+      update baton.runs as r
+      set last_seq = v_seq,
+        wake_seq = v_seq,
+        wake_pending = true,
+        needs_driver = true,
+        wake_message_id = baton._ensure_wake(v_run, v_now)
+      where r.run_id = v_run.run_id;
     end if;
     outcome := 'signalled';
   end if;

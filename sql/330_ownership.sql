@@ -133,7 +133,7 @@ begin
   update baton.messages as m
   set visible_at = baton._now() + _postpone.delay,
     claimed_at = null,
-    dedupe_key = case when m.dedupe_key = baton._run_key(m.run_id, 'wake') then m.dedupe_key end
+    dedupe_key = null
   where m.message_id = any (array(select f.message_id from free as f));
 end;
 $$;

@@ -49,7 +49,7 @@ and not exists (
   where m.run_id = r.run_id
     and m.step_slug is null
     and case
-      when m.visible_at <= c.at or m.dedupe_key = r.run_id || e'\x1fwake' then true
+      when m.visible_at <= c.at then true
       when m.claimed_at is null then m.dedupe_key is null
       when not r.replay_ended and m.message_id = r.replay_message_id and m.delivery = r.replay_delivery then
         baton._connection_lives(r.replay_backend)

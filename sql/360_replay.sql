@@ -195,6 +195,7 @@ begin
     replay_backend = v_backend,
     replay_began_at = begin_replay.clock,
     wake_pending = false,
+    wake_message_id = nullif(r.wake_message_id, begin_replay.message_id),
     needs_driver = true
   where r.run_id = v_run.run_id
   returning 'granted', r.workflow_name, r.replay_epoch, r.last_seq, r.status
@@ -285,6 +286,9 @@ begin
     end if;
     return;
   end if;
+  if v_run.wake_pending then
+    v_run.wake_message_id := baton._ensure_wake(v_run, v_now);
+  end if;
   update baton.runs as r
   set status = case when b.is_busy then 'running' else 'suspended' end,
     needs_driver = b.is_busy or r.wake_pending,
@@ -292,7 +296,8 @@ begin
     replay_ended = true,
     failures = 0,
     lapses = 0,
-    wake_at = end_replay.wake_at
+    wake_at = end_replay.wake_at,
+    wake_message_id = v_run.wake_message_id
   from (
     select exists (
       select from baton.tasks as t where t.run_id = end_replay.run_id and t.status in ('created', 'started')
@@ -302,9 +307,6 @@ begin
   returning 'ended', r.status into end_replay.outcome, end_replay.status;
   if v_run.wake_at is not null or end_replay.wake_at is not null then
     perform baton._set_timer(v_run, end_replay.wake_at, v_now);
-  end if;
-  if v_run.wake_pending then
-    perform baton._ensure_wake(v_run, v_now);
   end if;
 end;
 $$;

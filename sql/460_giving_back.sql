@@ -4,8 +4,8 @@
  * whichever messages drive it.
  */
 
--- The run's wake, due at the given time: the message that is given back (null: a new one) takes the key (run, wake) if
--- it is free; a wake that waits unclaimed takes the later time instead; else it waits without a key.
+-- The run's wake, due at the given time: where there is none, the message that is given back (null: a new one); a wake
+-- that waits unclaimed takes the later time instead; where somebody holds the wake, the message waits beside it.
 create or replace function baton._set_back(
   run baton.runs, message_id bigint, due_at timestamptz, at timestamptz
 )
@@ -15,39 +15,37 @@ volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_key text := baton._run_key((_set_back.run).run_id, 'wake');
+  v_message_id bigint := _set_back.message_id;
+  v_due_at timestamptz := _set_back.due_at;
   v_wake_id bigint;
   v_wake baton.messages;
 begin
-  update baton.runs as r set wake_pending = true, needs_driver = true where r.run_id = (_set_back.run).run_id;
   select m.message_id
   into v_wake_id
   from baton.messages as m
-  where m.dedupe_key = v_key;
-  if v_wake_id is distinct from _set_back.message_id and v_wake_id is not null then
-    select m.*
-    into v_wake
-    from baton.messages as m
-    where m.message_id = v_wake_id and (m.claimed_at is null or m.visible_at <= _set_back.at)
-    for no key update of m skip locked;
-    if found then
-      delete from baton.messages as m where m.message_id = _set_back.message_id;
-      v_wake.visible_at := greatest(v_wake.visible_at, _set_back.due_at);
-      update baton.messages as m
-      set visible_at = v_wake.visible_at, claimed_at = null
-      where m.message_id = v_wake_id;
-      return v_wake.visible_at;
-    end if;
-    v_key := null;
-  end if;
-  if _set_back.message_id is null then
-    perform baton._send_run_message(_set_back.run, v_key, _set_back.due_at, _set_back.at);
+  where m.message_id = (_set_back.run).wake_message_id;
+  select m.*
+  into v_wake
+  from baton.messages as m
+  where m.message_id = v_wake_id
+    and m.message_id is distinct from _set_back.message_id
+    and (m.claimed_at is null or m.visible_at <= _set_back.at)
+  for no key update of m skip locked;
+  if found then
+    v_due_at := greatest(v_wake.visible_at, _set_back.due_at);
+    delete from baton.messages as m where m.message_id = _set_back.message_id;
+    update baton.messages as m set visible_at = v_due_at, claimed_at = null where m.message_id = v_wake_id;
+  elsif _set_back.message_id is null then
+    v_message_id := baton._send_run_message(_set_back.run, null, _set_back.due_at, _set_back.at);
   else
     update baton.messages as m
-    set dedupe_key = v_key, visible_at = _set_back.due_at, claimed_at = null
+    set dedupe_key = null, visible_at = _set_back.due_at, claimed_at = null
     where m.message_id = _set_back.message_id;
   end if;
-  return _set_back.due_at;
+  update baton.runs as r
+  set wake_pending = true, needs_driver = true, wake_message_id = coalesce(v_wake_id, v_message_id)
+  where r.run_id = (_set_back.run).run_id;
+  return v_due_at;
 end;
 $$;
 

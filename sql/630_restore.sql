@@ -67,6 +67,7 @@ begin
       (select max(d.message_id) from baton.dead_messages as d),
       (select max(i.message_id) from baton.incidents as i),
       (select max(r.replay_message_id) from baton.runs as r),
+      (select max(r.wake_message_id) from baton.runs as r),
       (select max(t.owner_message_id) from baton.tasks as t)
     )
   into v_message_id
@@ -139,7 +140,17 @@ begin
   loop
     perform baton._give_up_run(v_run, v_now);
   end loop;
-  -- Of an extension the dump may be of a version that has no such column.
+  -- Of an extension the dump may be of a version that has no such columns.
+  with wakes as (
+    update baton.messages as m
+    set dedupe_key = null
+    where m.dedupe_key = baton._run_key(m.run_id, 'wake')
+    returning m.run_id, m.message_id
+  )
+  update baton.runs as r
+  set wake_message_id = w.message_id
+  from wakes as w
+  where r.run_id = w.run_id;
   update baton.runs as r
   set needs_driver = true
   where not r.needs_driver and (r.status = 'running' or r.wake_pending);

@@ -124,7 +124,15 @@ comment on column baton.queue_stats.paused_at is 'Since when nothing of it is cl
 
 create or replace view baton.message_overview as
 select
-  m.message_id, m.queue_name, m.kind, m.run_id, m.step_slug, m.task_index, m.dedupe_key,
+  m.message_id, m.queue_name, m.kind, m.run_id, m.step_slug, m.task_index,
+  coalesce(
+    m.dedupe_key,
+    (
+      select r.run_id || e'\x1fwake'
+      from baton.runs as r
+      where r.run_id = m.run_id and r.wake_message_id = m.message_id
+    )
+  ) as dedupe_key,
   case
     when m.claimed_at is null and m.visible_at <= c.at then 'ready'
     when m.claimed_at is null then 'delayed'
@@ -143,7 +151,7 @@ comment on column baton.message_overview.kind is 'run, task, or the sender''s ow
 comment on column baton.message_overview.run_id is 'The run of a run or task message.';
 comment on column baton.message_overview.step_slug is 'The step of a task message.';
 comment on column baton.message_overview.task_index is 'The task of a task message.';
-comment on column baton.message_overview.dedupe_key is 'The key that it holds.';
+comment on column baton.message_overview.dedupe_key is 'The key that it holds; of a run''s wake, its run_id and wake.';
 comment on column baton.message_overview.state is
 'ready (due), delayed (due later), in_flight (claimed), lapsed (its claim ran out: the next claim counts a lapse).';
 comment on column baton.message_overview.visible_at is 'When it is due; while it is claimed, when the claim runs out.';

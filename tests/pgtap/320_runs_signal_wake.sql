@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(34);
+select plan(38);
 
 -- signal_run
 
@@ -46,16 +46,26 @@ select baton_test.idle('w') \g /dev/null
 select results_eq($$select * from baton.wake_run('w')$$, $$values ('woken', 'suspended')$$, 'wake: a run');
 select is(baton_test.run('w'), 'suspended 1/0/1 0/0 wake', 'wake: is noted, without an event');
 select is(baton_test.messages('w'), 'wake 00:00:00', 'wake: has one message');
+select r.ctid as written from baton.runs as r where r.run_id = 'w' \gset
 select outcome from baton.wake_run('w') \g /dev/null
 select is(baton_test.messages('w'), 'wake 00:00:00', 'wake: which all share until a replay begins');
+select is((select r.ctid from baton.runs as r where r.run_id = 'w'), :'written'::tid, 'wake: the later ones write nothing');
+delete from baton.messages where run_id = 'w';
+select outcome from baton.wake_run('w') \g /dev/null
+select outcome from baton.wake_run('w') \g /dev/null
+select is(baton_test.messages('w'), 'wake 00:00:00', 'wake: where it was purged the next one has one');
+delete from baton.messages where run_id = 'w';
+select outcome from baton.signal_run('w', 's') \g /dev/null
+select outcome from baton.signal_run('w', 's') \g /dev/null
+select is(baton_test.messages('w'), 'wake 00:00:00', 'wake: and so has the next signal');
 select m as wm, d as wd, e as we from baton_test.replay('w') \gset
 select outcome from baton.wake_run('w') \g /dev/null
 select outcome from baton.wake_run('w') \g /dev/null
 select is(baton_test.messages('w'), 'keyless 00:00:30 claimed, wake 00:00:00', 'wake: and after that get their own');
-select is(baton_test.finish_replay('w', :we, 1), 'ended suspended', 'wake: the end of the replay');
+select is(baton_test.finish_replay('w', :we, 3), 'ended suspended', 'wake: the end of the replay');
 select is(baton_test.messages('w'), 'wake 00:00:00', 'wake: sends no second one');
 select m as wm, d as wd, e as we from baton_test.replay('w') \gset
-select is(baton_test.run('w'), 'running 1/0/1 0/0 held', 'wake: only a grant clears it');
+select is(baton_test.run('w'), 'running 3/3/3 0/0 held', 'wake: only a grant clears it');
 select baton_test.idle('f') \g /dev/null
 select outcome from baton.wake_run('f') \g /dev/null
 select baton.fail(m, d, 'x', '1 hour') from baton_test.replay('f') \g /dev/null
@@ -75,6 +85,15 @@ select outcome from baton.wake_run('k') \g /dev/null
 select outcome from baton.wake_run('k wake') \g /dev/null
 select is(baton_test.messages('k'), 'wake 00:00:00', 'keys: is never that of a run''s wake');
 select is(baton_test.messages('k wake'), 'wake 00:00:00', 'keys: nor is another run''s');
+
+-- The grant of another message leaves the wake what it is
+
+select baton_test.idle('t', baton._now()) \g /dev/null
+select m as tm, d as td from baton_test.take('t') \gset
+select outcome from baton.wake_run('t') \g /dev/null
+select outcome from baton.begin_replay(:tm, :td) \g /dev/null
+select outcome from baton.signal_run('t', 's') \g /dev/null
+select is(baton_test.messages('t'), 'keyless 00:00:30 claimed, wake 00:00:00', 'wake: a timer''s grant leaves it to those that come');
 
 -- Notifications
 

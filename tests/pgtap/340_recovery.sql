@@ -54,15 +54,15 @@ insert into states (what, reason, build) values
   select baton_test.step(%1$L, 's', 'created'); select baton_test.task_message(%1$L, 's', 0); select baton.end_replay(%1$L, e, 2) from baton_test.replay(%1$L)$$),
 ('a wake, purged', 'unread', $$select baton_test.idle(%1$L); select baton.wake_run(%1$L); delete from baton.messages where run_id = %1$L$$),
 ('a wake, purged, while a timer waits', 'unread', $$select baton_test.idle(%1$L, baton._now() + interval '1 hour'); select baton.wake_run(%1$L);
-  delete from baton.messages where run_id = %1$L and dedupe_key like '%%wake'$$),
+  delete from baton.messages where message_id = (select r.wake_message_id from baton.runs as r where r.run_id = %1$L)$$),
 ('a wake, acked by force', 'unread', $$select baton_test.idle(%1$L); select baton.wake_run(%1$L); select baton.ack(m, d, true) from baton_test.take(%1$L)$$),
 ('a wake, claimed', null, $$select baton_test.idle(%1$L); select baton.wake_run(%1$L); select baton_test.take(%1$L)$$),
 ('a back-off', null, $$select baton_test.idle(%1$L); select baton.wake_run(%1$L); select baton.fail(m, d, 'x', '1 hour') from baton_test.replay(%1$L)$$),
 ('a back-off beside another wake', null, $$select baton_test.idle(%1$L); select baton.wake_run(%1$L);
   select baton.wake_run(%1$L) from baton_test.replay(%1$L); select baton_test.take(%1$L, '1 hour');
-  select baton.fail(m.message_id, m.delivery, 'x', '1 hour') from baton.messages as m where m.run_id = %1$L and m.dedupe_key is null$$),
+  select baton.fail(r.replay_message_id, r.replay_delivery, 'x', '1 hour') from baton.runs as r where r.run_id = %1$L$$),
 ('a back-off without a key', null, $$select baton_test.idle(%1$L); select baton.wake_run(%1$L); select baton.fail(m, d, 'x', '1 hour') from baton_test.replay(%1$L);
-  update baton.messages set dedupe_key = null where run_id = %1$L$$),
+  update baton.runs set wake_message_id = null where run_id = %1$L$$),
 ('parked', null, $$select baton_test.idle(%1$L); select baton.wake_run(%1$L); select baton.park(m, d, '1 hour') from baton_test.replay(%1$L)$$),
 -- Messages that are kept for their bodies
 ('a body under a kept message', null, $$select baton_test.start(%1$L); select baton_test.body(%1$L, m, d), baton.end_replay(%1$L, e, 1) from baton_test.replay(%1$L)$$),

@@ -60,7 +60,7 @@ $$;
 create table pg_temp.ways as
 select
   w.*, baton_test.end_step(w.way || ' ' || w.receipt, w.way, w.receipt) as answered,
-  (select count(*) from baton.messages as m where m.dedupe_key = w.way || ' ' || w.receipt || e'\x1fwake') as wakes
+  0::bigint as wakes
 from (
   values
   ('completion', 'task', 'completed ended', 1::bigint),
@@ -80,7 +80,11 @@ from (
 ) as w (way, receipt, answer, wakes_wanted);
 -- What a statement inserts it does not see: the messages are counted by the next one.
 update pg_temp.ways as w
-set wakes = (select count(*) from baton.messages as m where m.dedupe_key = w.way || ' ' || w.receipt || e'\x1fwake');
+set wakes = (
+  select count(*)
+  from baton.messages as m
+  where m.run_id = w.way || ' ' || w.receipt and m.kind = 'run' and m.claimed_at is null
+);
 select is_empty('select w.way, w.receipt, w.answered from pg_temp.ways as w where w.answered is distinct from w.answer', 'steps: every way ends one');
 select is_empty('select w.way, w.receipt, w.wakes from pg_temp.ways as w where w.wakes <> w.wakes_wanted', 'steps: and wakes the run once, or leaves it to its handler');
 select is_empty(

@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _runs.sql
-select plan(81);
+select plan(83);
 
 -- park
 
@@ -60,6 +60,12 @@ select baton_test.advance('10 seconds') \g /dev/null
 select is(baton_test.park(:bm, :bd, '1 minute'), 'parked 00:01:00', 'park: while the wake''s claim has run out');
 select is(baton_test.messages('b'), 'wake 00:01:00', 'park: that waits, and its claim is over');
 select is(baton_test.answer(:b2m, :b2d), 'lost', 'park: for its holder too');
+select baton_test.start('p') \g /dev/null
+select m as pm, d as pd, e as pe from baton_test.replay('p') \gset
+select outcome from baton.wake_run('p') \g /dev/null
+delete from baton.messages where run_id = 'p' and message_id <> :pm;
+select outcome from baton.park(:pm, :pd, '1 minute') \g /dev/null
+select is(baton_test.messages('p'), 'wake 00:01:00', 'park: where the wake was purged it becomes that');
 
 -- park, of a message that was never granted
 
@@ -199,6 +205,7 @@ select is_empty(
 select baton_test.idle('t', baton._now()) \g /dev/null
 select baton.park(m, d) from baton_test.take('t') \g /dev/null
 select is((select r.needs_driver from baton.runs as r where r.run_id = 't'), true, 'park: the run of a timer has somebody to drive it from then on');
+select is(baton_test.messages('t'), 'wake 00:00:00', 'park: the timer is its wake, and no timer any more');
 
 select * from finish();
 rollback;

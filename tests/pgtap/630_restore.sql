@@ -1,7 +1,7 @@
 \ir _begin.sql
 \ir _queue.sql
 \ir _tasks.sql
-select plan(52);
+select plan(53);
 
 create function baton_test.told()
 returns text
@@ -125,6 +125,9 @@ select is((select s.message_id from baton.send('ids', '2') as s), 91000001::bigi
 update baton.runs set replay_message_id = 100000000 where run_id = 'asleep';
 select baton.after_restore() \g /dev/null
 select is((select s.message_id from baton.send('ids', '3') as s), 101000001::bigint, 'ids: a replay''s');
+update baton.runs set wake_message_id = 102000000 where run_id = 'asleep';
+select baton.after_restore() \g /dev/null
+select is((select s.message_id from baton.send('ids', '3') as s), 103000001::bigint, 'ids: a wake''s');
 select baton_test.hold('ids2') \g /dev/null
 select baton._incident(baton._now(), 'lost', message_id => 110000000) \g /dev/null
 select setval('baton.incidents_incident_id_seq', 1), setval('baton.tallies_tally_id_seq', 1) \g /dev/null

@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _queue.sql
-select plan(16);
+select plan(17);
 
 select is_empty($$select * from baton.queue_stats$$, 'queue_stats: without messages there are no queues');
 select is_empty($$select * from baton.dead_letters$$, 'dead_letters: nor dead ones');
@@ -100,6 +100,11 @@ select results_eq(
     (%s, 'in_flight', null, interval '30 seconds')$$, :due, :later, :fm
   ),
   'message_overview: a row a live message: due, later, claimed'
+);
+select baton.start_run('w', null, 'run', 'runs'), baton.start_run('w', null, 'later', 'runs', '1 hour') \g /dev/null
+select results_eq(
+  $$select o.run_id, o.dedupe_key from baton.message_overview as o where o.queue_name = 'runs' order by o.message_id$$,
+  $$values ('run', e'run\x1fwake'), ('later', e'later\x1ftimer')$$, 'message_overview: a wake is shown as one'
 );
 select baton_test.advance('30 seconds') \g /dev/null
 select results_eq(

@@ -142,7 +142,7 @@ begin atomic
     ),
     ', ' order by m.message_id
   )
-  from baton.messages as m
+  from baton.message_overview as m
   where m.run_id = messages.run_id;
 end;
 

@@ -109,9 +109,8 @@ def test_a_hundred_thousand_healthy_runs_do_not_hide_the_lost_one_behind_them(co
         " select 'healthy ' || n, 'w', 'q', 'pending', 1, n %% 2 = 0, n %% 2 = 0, case when n %% 2 = 1 then baton._now() + interval '1 day' end,"
         " baton._now() from generate_series(1, 100000) as n".replace("%%", "%"))
     conn.execute(
-        "insert into baton.messages (queue_name, kind, run_id, dedupe_key, visible_at, created_at)"
-        " select r.queue_name, 'run', r.run_id, baton._run_key(r.run_id, 'wake'), baton._now(), baton._now()"
-        " from baton.runs as r where r.wake_pending")
+        "insert into baton.messages (queue_name, kind, run_id, visible_at, created_at)"
+        " select r.queue_name, 'run', r.run_id, baton._now(), baton._now() from baton.runs as r where r.wake_pending")
     start(conn, "lost")
     conn.execute("delete from baton.messages where run_id = 'lost'")
     conn.execute("analyze baton.runs, baton.messages")

@@ -27,7 +27,7 @@ begin
   perform baton._set_timer(r, r.wake_at, clock_timestamp()) from baton.runs as r where r.run_id = build.run_id;
   perform baton.wake_run(build.run_id);
   select c.message_id, c.delivery into m2, d2 from baton.claim('q', for_run => build.run_id) as c;
-  update baton.messages as m set dedupe_key = null where m.message_id = m2;
+  update baton.runs as r set wake_message_id = null where r.run_id = build.run_id;
   perform baton.wake_run(build.run_id);
   receipts := jsonb_build_array(
     jsonb_build_object('message_id', m2, 'delivery', d2), jsonb_build_object('message_id', m1, 'delivery', d1)

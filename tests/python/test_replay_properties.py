@@ -62,6 +62,14 @@ begin
     select from baton.runs as r where r.ended_at is not null and (not r.replay_ended or r.wake_pending or r.wake_at is not null)
   ) then
     return 'an ended run holds something';
+  elsif exists (
+    select
+    from baton.runs as r
+    inner join baton.messages as m on m.message_id = r.wake_message_id
+    where m.run_id <> r.run_id or m.kind <> 'run' or m.dedupe_key is not null
+      or not r.replay_ended and (m.message_id, m.delivery) = (r.replay_message_id, r.replay_delivery)
+  ) then
+    return 'a wake is of another run, has a key, or was granted';
   end if;
   return null;
 end;

@@ -539,6 +539,12 @@ WRONG = r"""
     where m.claimed_at is null
       and (r.ended_at is not null or m.kind = 'task' and t.status not in ('created', 'started'))
     union all
+    select 'a wake is of another run, has a key, or was granted', r.run_id, m.dedupe_key
+    from baton.runs as r
+    inner join baton.messages as m on m.message_id = r.wake_message_id
+    where m.run_id <> r.run_id or m.kind <> 'run' or m.dedupe_key is not null
+      or not r.replay_ended and (m.message_id, m.delivery) = (r.replay_message_id, r.replay_delivery)
+    union all
     select 'more than one backstop a start', m.run_id, count(*)::text
     from baton.messages as m
     where m.dedupe_key like e'%\x1fbackstop\x1f%'
@@ -548,6 +554,7 @@ WRONG = r"""
     select 'more messages than anything asks for', m.run_id, count(*)::text
     from baton.messages as m
     where m.kind = 'run' and m.claimed_at is null and m.dedupe_key is null
+      and not exists (select from baton.runs as r where r.wake_message_id = m.message_id)
     group by m.run_id
     having count(*) > 3
     union all

@@ -8,7 +8,7 @@ import releases
 from cluster import clean_environ
 from conftest import CHECKS, ROOT, Session, wait_blocked
 from psycopg.rows import namedtuple_row
-from runs import append, cancel, end, granted, log, run, signal, start, take, wedged
+from runs import append, cancel, end, granted, log, messages, run, signal, start, take, wedged
 from starts import accept, begin, call, one, register, reserved
 from tasks import complete, inline, look, queued, started, take_task
 from test_install import house, make  # noqa: F401
@@ -499,9 +499,19 @@ def runs_of_all_kinds(conn):
     cancel(conn, "gone")
 
 
+def wakes_are_shared(conn):
+    """A run that has a wake gets no other, and one that waits for its time is no wedged one."""
+    assert wedged(conn) == []
+    for run_id in ("due", "signalled", "unread", "given back"):
+        signal(conn, run_id)
+        waiting = [m.dedupe_key for m in messages(conn, run_id) if m.claimed_at is None]
+        assert waiting in ([None], [f"{run_id}\x1ftimer", None]), run_id
+
+
 def all_are_recovered(conn):
     """Without their messages just those are found that need a driver."""
     conn.execute(CHECKS.read_text())
+    wakes_are_shared(conn)
     conn.execute("delete from baton.messages")
     assert {row.run_id for row in call(conn, "recover_runs")} == NEED
     assert call(conn, "recover_runs") == [] == wedged(conn)
@@ -515,6 +525,20 @@ def test_recovery_finds_the_runs_that_need_a_driver(house, make, upgrades, conne
     runs_of_all_kinds(conn)
     assert upgrade.apply("plain", database) is None
     all_are_recovered(conn)
+
+
+def test_a_wake_that_somebody_has_open_is_not_waited_for(house, make, upgrades, connect):
+    upgrade, database = upgrades("0.4.0"), make()
+    upgrade.install("plain", database)
+    conn, holder = connect(database), connect(database)
+    start(conn, "r")
+    with holder.transaction():
+        holder.execute("select from baton.messages where run_id = 'r' for update")
+        assert upgrade.apply("plain", database) is None
+    signal(conn, "r")
+    assert [m.dedupe_key for m in messages(conn)] == ["r\x1fwake"], "it is the wake, and has its key"
+    granted(conn)
+    assert [m.dedupe_key for m in messages(conn)] == [None], "until its grant"
 
 
 @pytest.mark.parametrize("name", releases.BEFORE)
