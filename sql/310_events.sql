@@ -4,7 +4,7 @@
  */
 comment on table baton.events is
 'The logs of all runs, append-only.
-Written by: _append, _prune_log, _prune_whole, _start, advance_run, complete_task, create_step, start_run';
+Written by: _append, _prune_log, _prune_whole, _start, advance_run, complete_tasks, create_step, start_run, start_tasks';
 comment on column baton.events.seq is 'From 1, without gaps, a run.';
 comment on column baton.events.type is
 'run_created, run_advanced, run_completed, run_failed, run_cancelled, step_created, step_completed, step_failed, step_skipped, task_started, task_retrying, task_completed, task_failed, task_released, signal_received; a caller''s own types contain a dot.';

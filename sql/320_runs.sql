@@ -6,7 +6,7 @@
  */
 comment on table baton.runs is
 'The runs, a row each.
-Written by: _end_replay_under, _end_run, _give_up_run, _lose_replay, _prune_log, _prune_whole, _save_positions, _set_back, _wake, advance_run, after_restore, append_event, begin_replay, complete_task, create_step, dispatch_tasks, end_replay, fail, release_replay, signal_run, start_run, start_task, wake_run';
+Written by: _end_replay_under, _end_run, _give_up_run, _lose_replay, _prune_log, _prune_whole, _save_positions, _set_back, _wake, advance_run, after_restore, append_event, begin_replay, complete_task, create_step, dispatch_tasks, end_replay, fail, release_replay, signal_run, start_run, start_task, start_tasks, wake_run';
 comment on column baton.runs.status is 'pending, running, suspended; completed, failed, cancelled.';
 comment on column baton.runs.last_seq is 'The position of its newest event.';
 comment on column baton.runs.wake_seq is 'The position of the newest that asks for a replay: a signal, the end of a step.';

@@ -8,12 +8,12 @@
  */
 comment on table baton.steps is
 'The steps of the runs: a cache of their logs.
-Written by: _end_run, _end_step, _prune_log, _prune_whole, advance_run, complete_task, create_step';
+Written by: _end_run, _end_step, _prune_log, _prune_whole, advance_run, complete_task, complete_tasks, create_step';
 comment on column baton.steps.open_tasks is 'How many of its tasks are unfinished.';
 comment on column baton.steps.created_seq is 'The position of the event that created it: steps are dispatched in that order.';
 comment on table baton.tasks is
 'The tasks of the steps: a cache of the logs. Outputs and errors are in the events only.
-Written by: _end_run, _end_step, _exhaust_task, _prune_log, _prune_whole, _release, _start, advance_run, complete_task, create_step, fail_task';
+Written by: _end_run, _end_step, _exhaust_task, _prune_log, _prune_whole, _release, _start, advance_run, complete_task, complete_tasks, create_step, fail_task, start_tasks';
 comment on column baton.tasks.attempt is 'One start of the body: its ownership epoch.';
 comment on column baton.tasks.lapses is 'Starts in a row that were lost.';
 comment on column baton.tasks.fence_attempt is 'Attempts up to it are refused.';

@@ -81,3 +81,16 @@ begin atomic
       else 'recover'
     end;
 end;
+
+-- Whether a completion is the first, from an attempt since the last release.
+create or replace function baton._completes(status text, fence_attempt integer, last_attempt integer, attempt integer)
+returns boolean
+language sql
+immutable
+begin atomic
+  select coalesce(
+    _completes.status in ('created', 'started')
+    and _completes.attempt > _completes.fence_attempt
+    and _completes.attempt <= _completes.last_attempt, false
+  );
+end;

@@ -3,6 +3,17 @@
  * run once, unless the caller holds a run message of it: that handler begins a replay next.
  */
 
+-- Whether a replay follows by itself: of a handler that holds a run message of the run.
+create or replace function baton._replays_next(message baton.messages, run_id text)
+returns boolean
+language sql
+immutable
+begin atomic
+  select coalesce(
+    (_replays_next.message).kind = 'run' and (_replays_next.message).run_id = _replays_next.run_id, false
+  );
+end;
+
 -- A step has ended: writes the run's positions, and wakes it.
 create or replace function baton._settle_run(run baton.runs, message baton.messages, at timestamptz)
 returns void
@@ -12,7 +23,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform baton._save_positions(_settle_run.run);
-  if ((_settle_run.message).kind = 'run' and (_settle_run.message).run_id = (_settle_run.run).run_id) is not true then
+  if not baton._replays_next(_settle_run.message, (_settle_run.run).run_id) then
     perform baton._wake(_settle_run.run, _settle_run.at);
   end if;
 end;
@@ -27,19 +38,20 @@ language plpgsql
 volatile
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_key text := baton._task_key(
+    _drop_task_message.run_id, _drop_task_message.step_slug, _drop_task_message.task_index
+  );
 begin
+  if (_drop_task_message.message).dedupe_key = v_key then
+    delete from baton.messages as m where m.message_id = (_drop_task_message.message).message_id;
+    return;
+  end if;
   delete from baton.messages as d
   where d.message_id = (
     select m.message_id
     from baton.messages as m
-    where m.dedupe_key = baton._task_key(
-        _drop_task_message.run_id, _drop_task_message.step_slug, _drop_task_message.task_index
-      )
-      and (
-        m.claimed_at is null
-        or m.visible_at <= _drop_task_message.at
-        or m.message_id = (_drop_task_message.message).message_id
-      )
+    where m.dedupe_key = v_key and (m.claimed_at is null or m.visible_at <= _drop_task_message.at)
     for update of m skip locked
   );
 end;
@@ -127,17 +139,12 @@ begin
   v_message := baton._lock_receipt(complete_task.message_id, complete_task.delivery);
   v_now := baton._now();
   step_ended := false;
-  -- "Is true" keeps it a look-up by the whole key: the index of unfinished tasks has the run alone.
   update baton.tasks as t
   set status = 'completed'
   where t.run_id = v_run.run_id
     and t.step_slug = complete_task.step_slug
     and t.task_index = complete_task.task_index
-    and (
-      t.status in ('created', 'started')
-      and complete_task.attempt > t.fence_attempt
-      and complete_task.attempt <= t.attempt
-    ) is true;
+    and baton._completes(t.status, t.fence_attempt, t.attempt, complete_task.attempt);
   if found then
     outcome := 'completed';
     update baton.steps as s
@@ -145,10 +152,8 @@ begin
       status = case s.open_tasks when 1 then 'completed' else s.status end
     where s.run_id = v_run.run_id and s.step_slug = complete_task.step_slug
     returning s.open_tasks = 0 into complete_task.step_ended;
-    v_run.last_seq := v_run.last_seq + 1;
-    insert into baton.events (run_id, seq, type, payload, created_at)
-    values (
-      v_run.run_id, v_run.last_seq, 'task_completed',
+    v_run.last_seq := baton._append(
+      v_run, 'task_completed', null,
       jsonb_build_object(
         'step_slug', complete_task.step_slug, 'task_index', complete_task.task_index,
         'attempt', complete_task.attempt, 'output', complete_task.output
@@ -196,71 +201,6 @@ Arguments: attempt, as execute gave it; message_id and delivery, the receipt tha
 Outcomes: completed, with step_ended where it was the last of its step (the run is woken, unless a run message of it is the receipt); already_completed; too_late: the task, its step or its run has ended otherwise or is unknown; lost: the attempt was never given out, or was released
 Raises: 54000, 25001
 Locks: the run, then the message';
-
-create or replace function baton.complete_tasks(run_id text, completions jsonb)
-returns table (outcome text, step_slug text, task_index integer, step_ended boolean)
-language plpgsql
-volatile
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-  v_invalid jsonb;
-  v_item record;
-  v_answer record;
-  v_outcomes text[];
-  v_ended boolean[];
-begin
-  if complete_tasks.completions is null or jsonb_typeof(complete_tasks.completions) <> 'array' then
-    perform baton._raise('invalid_completions', 'not an array');
-  end if;
-  select i.item
-  into v_invalid
-  from jsonb_array_elements(complete_tasks.completions) as i (item)
-  where (
-    jsonb_typeof(i.item) = 'object'
-    and coalesce(i.item ->> 'task_index', '0') ~ '^[0-9]{1,9}$'
-    and coalesce(i.item ->> 'attempt', '0') ~ '^[0-9]{1,9}$'
-    and coalesce(i.item ->> 'message_id', '0') ~ '^[0-9]{1,18}$'
-    and coalesce(i.item ->> 'delivery', '0') ~ '^[0-9]{1,18}$'
-  ) is not true
-  limit 1;
-  if found then
-    perform baton._raise('invalid_completions', 'not a completion: ' || left(v_invalid::text, 60));
-  end if;
-  for v_item in
-    select
-      i.nth, c.step_slug, c.task_index, c.attempt, i.item -> 'output' as output, c.message_id, c.delivery
-    from jsonb_array_elements(complete_tasks.completions) with ordinality as i (item, nth)
-    cross join lateral jsonb_to_record(i.item) as c (
-      step_slug text, task_index integer, attempt integer, message_id bigint, delivery bigint
-    )
-    order by c.message_id, i.nth
-  loop
-    v_answer := baton.complete_task(
-      complete_tasks.run_id, v_item.step_slug, v_item.task_index, v_item.attempt, v_item.output, v_item.message_id,
-      v_item.delivery
-    );
-    v_outcomes[v_item.nth] := v_answer.outcome;
-    v_ended[v_item.nth] := v_answer.step_ended;
-  end loop;
-
-  return query
-  select v_outcomes[i.nth], i.item ->> 'step_slug', (i.item ->> 'task_index')::integer, v_ended[i.nth]
-  from jsonb_array_elements(complete_tasks.completions) with ordinality as i (item, nth)
-  order by i.nth;
-end;
-$$;
-
-comment on function baton.complete_tasks(text, jsonb) is
-'Record the outputs of several tasks of a run.
-Arguments: completions, an array of objects with the other arguments of complete_task; better no more than a thousand a call: each writes the run''s row again, and in one transaction the versions pile up.
-Returns: a row each, in their order: outcome as in complete_task, step_slug, task_index, step_ended
-Raises: 22023, 54000, 25001
-Locks: the run, then the messages by id';
 
 create or replace function baton.fail_task(
   run_id text,

@@ -22,8 +22,8 @@ begin atomic
       array[
         'version', 'send', 'send_many', 'start_run', 'get_run', 'signal_run', 'wake_run', 'cancel_run', 'read_events',
         'begin_replay', 'end_replay', 'append_event', 'complete_run', 'fail_run', 'recover_runs',
-        'create_step', 'dispatch_tasks', 'start_task', 'complete_task', 'complete_tasks', 'fail_task', 'skip_step',
-        'advance_run', 'terminal_tasks', 'reserve_worker_invocation', 'reconcile_worker_invocation',
+        'create_step', 'dispatch_tasks', 'start_task', 'start_tasks', 'complete_task', 'complete_tasks', 'fail_task',
+        'skip_step', 'advance_run', 'terminal_tasks', 'reserve_worker_invocation', 'reconcile_worker_invocation',
         'accept_worker_invocation', 'dismiss_worker_invocation', 'register_worker', 'heartbeat', 'stop_worker',
         'claim', 'ack', 'ack_many', 'park', 'fail', 'extend', 'extend_many'
       ]

@@ -39,7 +39,9 @@
 \ir 410_steps.sql
 \ir 420_dispatch.sql
 \ir 430_start_task.sql
+\ir 435_start_tasks.sql
 \ir 440_end_task.sql
+\ir 442_complete_tasks.sql
 \ir 445_advance_run.sql
 \ir 450_release_task.sql
 \ir 460_giving_back.sql

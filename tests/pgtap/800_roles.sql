@@ -1,6 +1,6 @@
 \ir _begin.sql
 \ir _starts.sql
-select plan(116);
+select plan(118);
 
 grant usage on schema tap to public;
 create function baton_test.verbs(role_name text)
@@ -118,8 +118,8 @@ from (
     'worker', 'accept_worker_invocation ack ack_many advance_run append_event begin_replay cancel_run claim complete_run '
     'complete_task complete_tasks create_step dismiss_worker_invocation dispatch_tasks end_replay extend extend_many '
     'fail fail_run fail_task get_run heartbeat park read_events reconcile_worker_invocation recover_runs '
-    'register_worker reserve_worker_invocation send send_many signal_run skip_step start_run start_task stop_worker terminal_tasks '
-    'version wake_run'
+    'register_worker reserve_worker_invocation send send_many signal_run skip_step start_run start_task start_tasks stop_worker '
+    'terminal_tasks version wake_run'
   ),
   ('sender', 'ack claim_deliveries extend fail park version'),
   ('observer', 'health metrics version'),
@@ -242,6 +242,7 @@ select tap.is(
   (select c.outcome from baton.complete_task('r', 's', 0, 1, '"out"', null, null) as c), 'completed', 'roles: completes one'
 );
 select tap.is((select count(*)::integer from baton.complete_tasks('r', '[]')), 0, 'roles: or several');
+select tap.is((select count(*)::integer from baton.start_tasks('[]')), 0, 'roles: or starts several');
 reset role;
 set local role baton_test_observer;
 select tap.is((select o.outputs from baton.step_outputs as o), '["out"]', 'roles: an observer reads step_outputs');
@@ -367,8 +368,11 @@ from (
   (format('select outcome from baton.create_step(''tasks'', %s, ''s'', ''[1, 2]'')', :epoch), 'created'),
   (format('select pg_catalog.max(outcome) from baton.dispatch_tasks(''tasks'', %s, 0)', :epoch), 'enqueue'),
   (
-    'select pg_catalog.string_agg(s.outcome, '' '') from baton.claim(''tasks'', max_messages => 2) as c, '
-    'lateral baton.start_task(c.message_id, c.delivery) as s', 'execute execute'
+    'select s.outcome from baton.claim(''tasks'') as c, lateral baton.start_task(c.message_id, c.delivery) as s', 'execute'
+  ),
+  (
+    'select s.outcome from baton.claim(''tasks'') as c, lateral baton.start_tasks(pg_catalog.jsonb_build_array('
+    'pg_catalog.jsonb_build_object(''message_id'', c.message_id, ''delivery'', c.delivery))) as s', 'execute'
   ),
   ('select outcome from baton.complete_task(''tasks'', ''s'', 0, 1, ''1'', null, null)', 'completed'),
   (

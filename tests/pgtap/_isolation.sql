@@ -53,7 +53,10 @@ insert into refused (statement) values
 ('select baton.fail(m, d, ''x'', force => true) from baton_test.held(''q'')'),
 ('select baton.fail(m, d, ''x'', force => true) from baton_test.held(''tasks'')'),
 ('select baton.create_step(''r'', 1, ''s'', ''[1]'')'), ('select baton.dispatch_tasks(''r'', 1)'),
-('select baton.start_task(m, d) from baton_test.held(''tasks'')'),
+('select baton.start_task(m, d) from baton_test.held(''tasks'')'), (
+  'select baton.start_tasks(jsonb_build_array(jsonb_build_object(''message_id'', m, ''delivery'', d))) '
+  'from baton_test.held(''tasks'')'
+),
 ('select baton.complete_task(''r'', ''s'', 0, 1, ''1'', m, d) from baton_test.held(''tasks'')'), (
   'select baton.complete_tasks(''r'', jsonb_build_array(jsonb_build_object('
   '''step_slug'', ''s'', ''task_index'', 0, ''attempt'', 1, ''output'', 1, ''message_id'', m, ''delivery'', d))) '

@@ -1,9 +1,10 @@
 """What steps and tasks cost, in buffers a task: large fan-outs among many small runs."""
 
 import pytest
+from psycopg.types.json import Jsonb
 from runs import begin, end, granted, last_seq, run, serve, start, take, wake
 from starts import call
-from tasks import create, dispatch, started, take_task, task
+from tasks import counted, create, dispatch, queued, started, step, take_task, task
 from test_replay_costs import buffers
 
 
@@ -134,6 +135,43 @@ def test_a_start_and_an_end_cost_the_same_in_a_large_step(conn):
     cost("first", 10)
     small, large = cost("small", 10), cost("large", 10_000)
     assert large[0] <= small[0] + 15 and large[1] <= small[1] + 15, (small, large)
+
+
+CLAIM = ("select jsonb_agg(jsonb_build_object('message_id', c.message_id, 'delivery', c.delivery)) as receipts"
+         " from baton.claim('q', max_messages => %s, visibility => '1 hour') as c")
+COMPLETIONS = ("select jsonb_agg(jsonb_build_object('step_slug', t.step_slug, 'task_index', t.task_index, 'attempt', 1,"
+               " 'output', 1, 'message_id', t.owner_message_id, 'delivery', t.owner_delivery)) as completions"
+               " from baton.tasks as t where t.run_id = %s and t.status = 'started'")
+
+
+def test_ten_thousand_at_once_cost_a_task_what_ten_do_and_less_than_one_by_one(conn):
+    """Under one plan, which was made for ten of them."""
+    def batch(run_id, count):
+        start(conn, run_id)
+        _, epoch = granted(conn, run_id)
+        create(conn, epoch, inputs=range(count), run_id=run_id)
+        dispatch(conn, epoch, 0, run_id)
+        end(conn, epoch, last_seq(conn, run_id), run_id)
+        receipts = conn.execute(CLAIM, (count,)).fetchone().receipts
+        begun = buffers(conn, "select count(*) from baton.start_tasks(%s) as s where s.outcome = 'execute'", Jsonb(receipts))
+        completions = conn.execute(COMPLETIONS, (run_id,)).fetchone().completions
+        ended = buffers(conn, "select count(*) from baton.complete_tasks(%s, %s)", run_id, Jsonb(completions))
+        assert counted(conn, "task_completed", run_id) == count and step(conn, run_id=run_id).status == "completed"
+        conn.execute("delete from baton.messages where kind = 'run'")
+        return begun / count, ended / count
+
+    first, ten, ten_thousand = batch("first", 10), batch("ten", 10), batch("ten thousand", 10_000)
+    assert ten_thousand[0] <= 1.5 * ten[0] and ten_thousand[1] <= 1.5 * ten[1], (first, ten, ten_thousand)
+    queued(conn, inputs=range(20))
+    singles = []
+    for _ in range(20):
+        message = take_task(conn)
+        begun = buffers(conn, "select * from baton.start_task(%s, %s)", *message)
+        index = conn.execute("select task_index from baton.messages where message_id = %s", message[:1]).fetchone().task_index
+        ended = buffers(conn, "select * from baton.complete_task('r', 's', %s, 1, '1', %s, %s)", index, *message)
+        singles.append((begun, ended))
+    begun, ended = (sorted(column)[10] for column in zip(*singles, strict=True))
+    assert ten[0] < 0.8 * begun and ten[1] < 0.8 * ended, (begun, ended, ten)
 
 
 ADVANCE = "select * from baton.advance_run(%s, %s, %s, '1', %s, '2')"

@@ -694,6 +694,7 @@ class Board:
             "create_step": {**replay, "step_slug": "u", "inputs": Jsonb([1])},
             "dispatch_tasks": replay,
             "start_task": receipt,
+            "start_tasks": {"receipts": Jsonb([x._asdict() for x in (self.queued.receipt, self.waiting)])},
             "complete_task": ending(self.inline, self.run_id, output=None),
             "complete_tasks": {**r, "completions": completions},
             "fail_task": ending(self.queued, self.run_id, error=None),
@@ -734,7 +735,7 @@ class Alone(Board):
         self.epoch = run(conn, run_id).replay_epoch
 
 
-VERBS = ["create_step", "dispatch_tasks", "start_task", "complete_task", "complete_tasks", "fail_task", "advance_run",
+VERBS = ["create_step", "dispatch_tasks", "start_task", "start_tasks", "complete_task", "complete_tasks", "fail_task", "advance_run",
          "skip_step", "release_task"]
 OTHERS = ["claim", "extend", "extend_many", "signal_run", "begin_replay", "end_replay", "park", "fail", "complete_run",
           "cancel_run", "release_replay"]

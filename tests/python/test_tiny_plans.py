@@ -3,7 +3,7 @@
 import uuid
 
 from psycopg.types.json import Jsonb
-from runs import granted, start
+from runs import granted, last_seq, start
 from starts import call, one, register
 from tasks import create, dispatch, replay, started, take_task, task
 from test_replay_costs import buffers
@@ -190,3 +190,33 @@ def test_a_dispatch_asks_for_the_messages_of_its_own_tasks(db):
     other.execute("insert into baton.messages (queue_name, payload, dedupe_key, visible_at, created_at) select 'q',"
                   " to_jsonb(repeat('x', 1000)), 'key ' || n, baton._now(), baton._now() from generate_series(1, 20000) as n")
     assert buffers(conn, ask, epoch) <= few + 100 * 8
+
+
+def test_batches_of_tasks_look_up_what_they_name(db):
+    """However many other runs, steps, tasks and messages there are, and however few there were."""
+    conn, other = db.connect(), db.connect()
+    for table in TABLES.split(", "):
+        other.execute(f"alter table baton.{table} set (autovacuum_enabled = off)")
+
+    def costs(run_id):
+        spent, spend = account(conn)
+        start(conn, run_id)
+        _, epoch = granted(conn, run_id, visibility="1 hour")
+        for n in range(3):
+            create(conn, epoch, f"s {n}", range(3), run_id)
+        dispatch(conn, epoch, 0, run_id)
+        tasks = call(conn, "claim", queue_name="q", max_messages=5)
+        spend("start_tasks", Jsonb([{"message_id": t.message_id, "delivery": t.delivery} for t in tasks]))
+        spend("complete_tasks", run_id, Jsonb([
+            {"step_slug": t.step_slug, "task_index": t.task_index, "attempt": 1, "output": 1, "message_id": t.message_id,
+             "delivery": t.delivery if n else None} for n, t in enumerate(tasks)]))
+        assert last_seq(conn, run_id) == 4 + 5 + 5 + 1
+        call(conn, "cancel_run", run_id=run_id, reason="enough")
+        return spent
+
+    costs("zero")
+    other.execute(f"vacuum analyze {', '.join('baton.' + table for table in TABLES.split(', '))}")
+    tiny = [costs(name) for name in ("one", "two", "three")][-1]
+    other.execute(GROW)
+    grown = costs("four")
+    assert {verb: (tiny[verb], used) for verb, used in grown.items() if used > tiny[verb] + 60} == {}
