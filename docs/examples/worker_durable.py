@@ -80,6 +80,9 @@ class StepRun(Run):
                 self.created[event.correlation_id] = event.payload
             elif event.type == "task_completed":
                 self.outputs.setdefault(event.payload["step_slug"], {})[event.payload["task_index"]] = event.payload["output"]
+            elif event.type == "run_advanced":  # by the short way: a step's one body has ended, and the next has one
+                self.outputs[event.payload["step_slug"]] = {0: event.payload["output"]}
+                self.created[event.correlation_id] = {"task_count": 1}
             elif event.type in ("step_failed", "step_skipped"):
                 self.ended[event.payload["step_slug"]] = event
 

@@ -147,9 +147,9 @@ class Worker:
         """The end of the run; or None, and the step that is next, if it is not there yet."""
         value, created, outputs = events[0].payload, set(), {}
         for event in events:
-            if event.type == "step_created":
+            if event.type in ("step_created", "run_advanced"):  # advanced: by a worker that goes the short way
                 created.add(event.correlation_id)
-            elif event.type == "task_completed":
+            if event.type in ("task_completed", "run_advanced"):
                 outputs[event.payload["step_slug"]] = event.payload["output"]
             elif event.type in ("step_failed", "step_skipped"):
                 return "fail_run", {"error": event.payload}

@@ -2,8 +2,10 @@
 
 from collections import namedtuple
 
+from conftest import ROOT
 from psycopg.types.json import Jsonb
 from runs import Receipt, end, granted, last_seq, start
+from soak_audit import long_way
 from starts import call, one
 
 Task = namedtuple("Task", "step_slug task_index attempt receipt", defaults=(None,))
@@ -88,6 +90,24 @@ def short_way(epoch, run_id="r", step_slug="s", next_step_slug="t"):
     """The arguments of advance_run."""
     return {"run_id": run_id, "replay_epoch": epoch, "step_slug": step_slug, "output": Jsonb("out"),
             "next_step_slug": next_step_slug, "next_input": Jsonb("in")}
+
+
+def write_as_before(conn, run_id="r"):
+    """The log as 0.4.0 wrote it, which had no event of its own for the short way."""
+    assert counted(conn, "run_advanced", run_id) > 0
+    with conn.transaction():
+        written = conn.execute("delete from baton.events where run_id = %s returning *", (run_id,)).fetchall()
+        events = [each for event in sorted(written, key=lambda event: event.seq) for each in long_way(event)]
+        for seq, event in enumerate(events, 1):
+            conn.execute("insert into baton.events (run_id, seq, type, correlation_id, payload, created_at)"
+                         " values (%s, %s, %s, %s, %s, %s)",
+                         (run_id, seq, event.type, event.correlation_id, Jsonb(event.payload), event.created_at))
+        conn.execute("update baton.runs set last_seq = %s where run_id = %s", (len(events), run_id))
+        conn.execute("update baton.steps as s set created_seq = e.seq from baton.events as e where s.run_id = %s"
+                     " and e.run_id = s.run_id and e.type = 'step_created' and e.correlation_id = s.step_slug", (run_id,))
+    conn.execute("create schema baton_test")
+    conn.execute((ROOT / "tests/sql/fold_tasks.sql").read_text())
+    assert conn.execute("select * from baton_test.unfolded(%s)", (run_id,)).fetchall() == []
 
 
 def skip(conn, slug="s", run_id="r", epoch=None):

@@ -6,8 +6,8 @@ import pytest
 from conftest import ROOT
 from psycopg.types.json import Jsonb
 from runs import append, begin, cancel, end, granted, last_seq, signal, start, superseded, take
-from starts import call
-from tasks import complete, create, fail, release, replay, skip
+from starts import call, one
+from tasks import complete, create, fail, release, replay, short_way, skip
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PAGES = [page for page in PAGES if "node_modules" not in page.parts]
@@ -88,6 +88,12 @@ def test_the_log_is_as_the_guide_has_it(conn):
     start(conn, "third")
     receipt, _ = granted(conn, "third")
     call(conn, "fail", message_id=receipt.message_id, delivery=receipt.delivery, error="no", final=True)
+
+    start(conn, "ahead")
+    receipt, epoch = granted(conn, "ahead")
+    create(conn, epoch, run_id="ahead")
+    replay(conn, receipt, epoch, run_id="ahead")
+    one(conn, "advance_run", **short_way(epoch, "ahead"))
 
     for type, payload in conn.execute("select type, payload from baton.events"):
         seen.setdefault(type, set()).update(payload if isinstance(payload, dict) else ())

@@ -7,7 +7,11 @@ import signal
 import httpx
 import pytest
 from conftest import ROOT, wait_until
+from psycopg.types.json import Jsonb
 from programs import EXAMPLES, Program, Shop, free_port
+from runs import granted
+from starts import call, one
+from tasks import create, replay, short_way, write_as_before
 
 WORKER, USER = "token-of-a-worker", "token-of-a-user"
 CODE = """
@@ -148,6 +152,22 @@ def test_a_long_body_keeps_its_lease(office):
     office.open_gate()
     assert office.wait("completed").output == "through"
     assert len(office.marks()) == 1
+
+
+@pytest.mark.parametrize("written", ["in one event", "as before"])
+def test_a_run_that_another_worker_took_the_short_way_with_goes_on(office, written):
+    office.start("order", {"items": ["a"]})
+    receipt, epoch = granted(office.conn, queue_name="default")
+    create(office.conn, epoch, "charge")
+    replay(office.conn, receipt, epoch)
+    arguments = short_way(epoch, step_slug="charge", next_step_slug="pack")
+    advanced = one(office.conn, "advance_run", **{**arguments, "next_input": Jsonb({"payment": "paid", "items": ["a"]})})
+    assert advanced.outcome == "advanced"
+    if written == "as before":
+        write_as_before(office.conn)
+    call(office.conn, "park", message_id=receipt.message_id, delivery=receipt.delivery, force=True)
+    office.worker()
+    assert office.wait("completed").output == {"payment": "paid", "boxes": ["box of a"]}
 
 
 def test_failing_bodies_unknown_workflows_and_an_orderly_stop(office):

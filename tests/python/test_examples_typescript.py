@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from conftest import wait_until
 from programs import EXAMPLES, SECRET, Program, Shop, free_port
+from tasks import write_as_before
 
 FOLDER = EXAMPLES / "typescript"
 # The example's worker with workflows whose bodies leave marks, a line in a file: which step, which attempt, which process.
@@ -112,6 +113,10 @@ const workflows = {
     const tried = (...step) => run.step(...step).catch((error) => { caught.push(String(error)); });
     return [await tried(quick, 1), await tried(gated, 2), await tried(quick, 3, { key: "last" }), caught];
   },
+  resumes: async (run) => [
+    await run.step(quick, 1), await run.step(gated, 2),
+    await run.step(quick, 3, { key: "3" }), await run.step(quick, 4, { key: "4" }),
+  ],
   remembers: async (run) => {
     const recorded = run.record("unordered", () => ({ long: 1, b: 2 }));
     return run.step(quick, Object.keys(recorded).join(" "), { key: Object.keys(recorded).join(" ") });
@@ -155,6 +160,10 @@ const workflows = {
     return run.signal("item");
   },
   impure: (run) => run.step(quick, null, { key: String(process.hrtime.bigint()) }),
+  impureAhead: async (run) => {
+    await run.step(quick, null);
+    return run.step(quick, null, { key: String(process.hrtime.bigint()) });
+  },
 };
 workflows.halves = (run) => Promise.all([run.step(broken, null), workflows.steps(run)]);
 const bodies = { gated, quick, brief, unordered, keys, flaky, fails, nul, large, broken };
@@ -364,7 +373,9 @@ def test_from_one_inline_step_to_the_next_there_is_no_replay(shop):
     shop.start("steps", 10)
     assert shop.wait("completed").output == list(range(10))
     assert grants() == 2, "the first, and the one that finds that the run is complete"
-    assert shop.types().count("task_completed") == len(shop.marks()) == 10
+    assert shop.types()[1:] == ["step_created", "task_started", *9 * ["run_advanced"], "task_completed", "step_completed",
+                                "run_completed"]
+    assert len(shop.marks()) == 10
 
 
 def test_from_one_inline_step_to_the_next_the_code_goes_on_in_memory_and_there_is_one_statement(shop):
@@ -452,7 +463,7 @@ def test_code_that_ends_starts_nothing_more(shop, status):
     shop.worker()
     shop.start("ends", status)
     shop.wait(status)
-    assert shop.types().count("step_created") == len(shop.marks()) == 1
+    assert shop.types().count("step_created") == len(shop.marks()) == 1 and "run_advanced" not in shop.types()
 
 
 def test_branches_go_on_side_by_side_and_the_last_one_alone(shop):
@@ -470,7 +481,24 @@ def test_a_signal_that_comes_while_a_body_runs_is_seen_before_the_next_step(shop
     shop.signal("stop", "stopped")
     shop.open_gate()
     assert shop.wait("completed").output == "stopped"
-    assert shop.types().count("step_created") == 1
+    assert shop.types().count("step_created") == 1 and "run_advanced" not in shop.types()
+
+
+@pytest.mark.parametrize("written", ["in one event", "as before"])
+def test_killed_on_the_short_way_the_next_replay_goes_on_by_what_the_log_has_of_it(shop, written):
+    first = shop.worker(visibility=1, LANES="1")
+    shop.start("resumes")
+    shop.wait_marks(2)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    if written == "as before":
+        write_as_before(shop.conn)
+    shop.open_gate()
+    shop.worker(visibility=1, LANES="1")
+    assert shop.wait("completed").output == [1, 2, 3, 4]
+    assert [(step, attempt) for step, _, attempt, _ in shop.marks()] == [
+        ("quick", 1), ("gated", 1), ("gated", 2), ("quick 3", 1), ("quick 4", 1)]
+    assert shop.types().count("run_advanced") == 1 + (written == "in one event")
 
 
 @pytest.mark.parametrize("refusal", ["declined", "error"])
@@ -486,7 +514,7 @@ def test_where_the_short_way_is_not_open_the_long_one_is_taken(shop, refusal):
     shop.open_gate()
     assert shop.wait("completed").output == [1, 2, 3, []], "what the code catches is of its steps"
     assert grants() == 3 and ("not advanced: error: permission denied" in worker.text()) == (refusal == "error")
-    assert shop.types().count("task_completed") == len(shop.marks()) == 3
+    assert shop.types().count("task_completed") + shop.types().count("run_advanced") == len(shop.marks()) == 3
 
 
 def test_a_fan_out_over_nothing_waits_for_nobody(shop):
@@ -536,7 +564,8 @@ def test_cancelled_while_the_code_is_in_memory_the_body_is_aborted_and_no_other_
     shop.open_gate()
     shop.start("gate", "next", "next")
     assert shop.wait("completed", "next").output == "next"
-    assert [step for step, *_ in shop.marks()] == ["quick", "gated", "gated"] and shop.types().count("step_created") == 2
+    assert [step for step, *_ in shop.marks()] == ["quick", "gated", "gated"]
+    assert [shop.types().count(type) for type in ("step_created", "run_advanced")] == [1, 1]
     assert grants() == 3, "one of the cancelled run"
 
 
@@ -623,10 +652,11 @@ def test_an_end_is_told_over_a_new_connection_where_the_one_breaks_while_the_bod
     assert shop.conn.execute("select from baton.incidents").fetchall() == []
 
 
-def test_code_that_does_not_ask_for_what_the_log_holds_fails_its_run(shop):
+@pytest.mark.parametrize("workflow", ["impure", "impureAhead"])
+def test_code_that_does_not_ask_for_what_the_log_holds_fails_its_run(shop, workflow):
     shop.conn.execute("update baton.settings set max_failures = 2")
     shop.worker()
-    shop.start("impure")
+    shop.start(workflow)
     assert "the log holds step quick" in shop.wait("failed").error["error"]
 
 

@@ -65,23 +65,32 @@ WHOLE = [("run_created", []), ("step_created", {"step_slug": "s"}), task("task_s
          ("step_completed", {"step_slug": "s"}), ("signal_received", {}, "k"), ("soak.wrote", ["a", "w", 7]),
          ("run_completed", ["a"])]
 
+ADVANCED = ("run_advanced", {"step_slug": "before", "output": 1, "next_step_slug": "s", "on_exhausted": "fail_step",
+                             "max_attempts": 3, "message_id": 1, "delivery": 11}, "s")
 
-def test_a_whole_log_is_well(audit):
+
+@pytest.mark.parametrize("events, completions", [(WHOLE, 1), ([WHOLE[0], ADVANCED, *WHOLE[3:]], 2)], ids=["long", "short"])
+def test_a_whole_log_is_well(audit, events, completions):
     audit.load.started["r"].signals["k"] = "signalled"
-    audit.look_at(Run("r", "completed", len(WHOLE)), log(*WHOLE))
-    assert wrong(audit) == {} and audit.completions == 1
+    audit.look_at(Run("r", "completed", len(events)), log(*events))
+    assert wrong(audit) == {} and (audit.completions, audit.events) == (completions, len(events))
+    [(kind, attempt, _, receipt)] = audit.starts[TASK]
+    assert (kind, attempt, receipt) == ("task_started", 1, (1, 11))
 
 
 @pytest.mark.parametrize("check, events", [
     ("once", [*WHOLE[:4], task("task_completed"), *WHOLE[4:]]),
     ("once", [*WHOLE[:5], WHOLE[4], *WHOLE[5:]]),
     ("once", [*WHOLE[:3], task("task_started"), *WHOLE[3:]]),
+    ("once", [WHOLE[0], ADVANCED, ADVANCED, *WHOLE[3:]]),
+    ("once", [*WHOLE[:3], ADVANCED, *WHOLE[3:]]),
     ("once", [*WHOLE, ("soak.wrote", ["a", "w", 7])]),
     ("signals", [*WHOLE[:5], *WHOLE[6:]]),
     ("writers", [*WHOLE[:7], ("soak.wrote", ["b", "x", 8]), ("soak.wrote", ["c", "w", 7]), WHOLE[7]]),
     ("writers", [*WHOLE[:7], ("soak.wrote", ["b", "x", 7]), WHOLE[7]]),
     ("result", [*WHOLE[:7], ("run_completed", ["b"])]),
-], ids=["a task ends twice", "a step ends twice", "an attempt starts twice", "written after the end", "a signal is missing",
+], ids=["a task ends twice", "a step ends twice", "an attempt starts twice", "a step ends twice by the short way",
+        "an attempt starts twice by the short way", "written after the end", "a signal is missing",
         "epochs mix", "two write under an epoch", "another result"])
 def test_a_log_that_is_wrong_is_noticed(audit, check, events):
     audit.load.started["r"].signals["k"] = "signalled"

@@ -10,7 +10,7 @@ from conftest import CHECKS, ROOT, Session, wait_blocked
 from psycopg.rows import namedtuple_row
 from runs import append, cancel, end, granted, log, messages, run, signal, start, take, wedged
 from starts import accept, begin, call, one, register, reserved
-from tasks import complete, inline, look, queued, started, take_task
+from tasks import complete, create, inline, look, queued, replay, short_way, started, take_task
 from test_install import house, make  # noqa: F401
 
 ALL = [*releases.BEFORE, "made up"]
@@ -82,12 +82,25 @@ class Work:
         _, self.epoch = granted(conn, "held", visibility=LONG)
         append(conn, self.epoch, run_id="held")
         [self.body] = inline(conn, "inline", visibility=LONG)
+        start(conn, "ahead")
+        receipt, self.ahead = granted(conn, "ahead", visibility=LONG)
+        create(conn, self.ahead, run_id="ahead")
+        replay(conn, receipt, self.ahead, run_id="ahead")
+        self.step = "s"
+        if conn.execute("select to_regproc('baton.advance_run') is not null").fetchone()[0]:
+            self.advance("t")
         queued(conn, "running")
         self.task = started(conn, take_task(conn, visibility=LONG))
         queued(conn, "waiting")
         start(conn, "gone")
         cancel(conn, "gone")
-        self.logs = {run_id: log(conn, run_id) for run_id in ("sleeps", "held", "inline", "running", "waiting", "gone")}
+        self.logs = {run_id: log(conn, run_id) for run_id in ("sleeps", "held", "inline", "ahead", "running", "waiting", "gone")}
+
+    def advance(self, next_step):
+        """The short way of the run that is ahead."""
+        arguments = short_way(self.ahead, "ahead", self.step, next_step)
+        assert one(self.conn, "advance_run", **arguments).outcome == "advanced"
+        self.step = next_step
 
     def finish(self):
         conn = self.conn
@@ -103,6 +116,8 @@ class Work:
         assert [row.outcome for row in call(conn, "redrive", message_ids=[self.dead_id])] == ["redriven"]
         assert append(conn, self.epoch, run_id="held") == "appended"
         assert end(conn, self.epoch, 3, "held").outcome == "ended"
+        self.advance("u")
+        assert log(conn, "ahead")[len(self.logs["ahead"]):] == [(len(self.logs["ahead"]) + 1, "run_advanced")]
         assert complete(conn, self.body, "inline").outcome == "completed"
         assert complete(conn, self.task, "running").outcome == "completed"
         assert signal(conn, "sleeps") == "signalled"

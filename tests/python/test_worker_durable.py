@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import EXAMPLES, Program, Shop
 from runs import granted, start
-from tasks import create, replay
+from soak_audit import long_way
+from tasks import create, replay, write_as_before
 
 # Each body leaves a mark, a line in a file: which task, which attempt, which process.
 CODE = """
@@ -126,6 +127,9 @@ def hears(run):
     run.step("gated")
     return [run.step("epoch"), run.wait_signal("knock")]
 
+def resumes(run):
+    return [run.step("quick", 1), run.step("gated", 2), run.step("quick", 3, "3"), run.step("quick", 4, "4")]
+
 def looks(run):
     first, looked = run.step("quick", 0, "0"), run.record("shop.looked", lambda: next(LOOKS))
     return [first, looked, run.step("quick", 1, "1"), run.step("quick", 2, "2")]
@@ -213,7 +217,7 @@ def forms(run):
     return [words["later"], [run.step("quick", word, word) for word in words]]
 
 WORKFLOWS.update({flow.__name__: flow for flow in (
-    fan, steps, gate, both, caught, retries, kills, too_large, raises, late, ways, hears, looks, forms, wary, stumbles,
+    fan, steps, gate, both, caught, retries, kills, too_large, raises, late, ways, hears, resumes, looks, forms, wary, stumbles,
     strays, mixed, plain, nan, tidies, swallows, nothing,
     unheld)})
 for name in os.environ.get("FORGET", "").split():
@@ -418,8 +422,9 @@ def test_a_step_after_a_step_is_reached_the_short_way_a_fan_out_and_the_end_the_
     steps, fan, after = shop.wait("completed").output
     assert len(set(steps)) == 1, "no replay in between"
     assert len({steps[0], *fan, after, shop.epoch()}) == 5
-    of_a_step = ["step_created", "task_started", "task_completed", "step_completed"]
-    assert shop.types()[1:17] == 4 * of_a_step and shop.types()[-5:] == [*of_a_step, "run_completed"]
+    begun, over = ["step_created", "task_started"], ["task_completed", "step_completed"]
+    assert shop.types()[1:8] == [*begun, *3 * ["run_advanced"], *over]
+    assert shop.types()[-5:] == [*begun, *over, "run_completed"]
     assert len(shop.marks()) == 7
     shop.wait_empty()
 
@@ -491,7 +496,7 @@ def test_code_that_has_been_left_decides_nothing_on_its_way_out(shop, workflow, 
     assert shop.wait("completed").output == expected
     types = shop.types()
     assert types.count("shop.tidied") == (workflow == "tidies")
-    assert types.count("step_created") == {"tidies": 4, "swallows": 3}[workflow]
+    assert types.count("step_created") + types.count("run_advanced") == {"tidies": 4, "swallows": 3}[workflow]
 
 
 def test_a_fan_out_over_nothing_waits_for_nobody(shop):
@@ -531,6 +536,23 @@ def test_an_error_of_the_worker_itself_is_raised_when_the_code_has_been_left(mon
     assert (advanced, caught) == (["second"], [worker_durable.Suspended])
 
 
+@pytest.mark.parametrize("written", ["in one event", "as before"])
+def test_killed_on_the_short_way_the_next_replay_goes_on_by_what_the_log_has_of_it(shop, written):
+    first = shop.worker(visibility=1)
+    shop.start("resumes")
+    shop.wait_marks(2)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    if written == "as before":
+        write_as_before(shop.conn)
+    shop.open_gate()
+    shop.worker(visibility=1)
+    assert shop.wait("completed").output == [1, 2, 3, 4]
+    assert [(step, attempt) for _, step, _, attempt, _ in shop.marks()] == [
+        ("quick", 1), ("gated", 1), ("gated", 2), ("quick 3", 1), ("quick 4", 1)]
+    assert shop.types().count("run_advanced") == 1 + (written == "in one event")
+
+
 def test_a_body_that_fails_ahead_is_tried_again_and_the_run_goes_on(shop):
     shop.worker()
     shop.start("stumbles")
@@ -551,10 +573,10 @@ def test_nothing_is_started_ahead_while_the_log_holds_more_than_the_code_has_don
 
 def test_the_log_of_a_run_is_the_same_on_either_way_whatever_the_code_changes_in_what_it_gets(shop):
     def logged(run_id):
-        return shop.conn.execute(
-            "select type, correlation_id, case jsonb_typeof(payload) when 'object'"
-            " then payload - array['message_id', 'delivery', 'retry_at'] else payload end from baton.events"
-            " where run_id = %s order by seq", (run_id,)).fetchall()
+        apart = {"message_id", "delivery", "retry_at"}
+        return [(event.type, event.correlation_id, {name: value for name, value in event.payload.items() if name not in apart}
+                 if isinstance(event.payload, dict) else event.payload)
+                for read in shop.conn.execute("select * from baton.read_events(%s)", (run_id,)) for event in long_way(read)]
 
     for run_id, options in {"long": {"LONG_WAY": "on"}, "short": {}}.items():
         shop.start("mixed", {}, run_id)

@@ -70,7 +70,7 @@ select outcome from baton.advance_run(
   :run_id, :replay_epoch, 'step-' || :last_n, '{"n": 1}', 'step-' || :n, '{"n": 1}') \gset
 \endif
 """
-# What a step changes, without a function, a decision table, or anything else that advance_run promises.
+# The rows that advance_run changes, without a function, a decision table, or anything else that it promises.
 BARE_SCRIPT = START.replace(r"\set n 0", r"""select last_seq as seen_seq from baton.runs where run_id = :run_id \gset
 \set n 0""") + r"""\set last_n :n
 \set n :n + 1
@@ -82,25 +82,21 @@ with task as (
   where s.run_id = :run_id and s.step_slug = 'step-' || :last_n
 ), next_step as (
   insert into baton.steps (run_id, step_slug, task_count, open_tasks, created_seq)
-  values (:run_id, 'step-' || :n, 1, 1, :seen_seq + 3)
+  values (:run_id, 'step-' || :n, 1, 1, :seen_seq + 1)
 ), next_task as (
   insert into baton.tasks (
     run_id, step_slug, task_index, status, attempt, owner_message_id, owner_delivery, last_started_at, input
   )
   values (:run_id, 'step-' || :n, 0, 'started', 1, :message_id, :delivery, now(), '{"n": 1}')
 ), logged as (
-  insert into baton.events (run_id, seq, type, correlation_id, payload, created_at) values
-  (:run_id, :seen_seq + 1, 'task_completed', null,
-    jsonb_build_object('step_slug', 'step-' || :last_n, 'task_index', 0, 'attempt', 1, 'output', '{"n": 1}'), now()),
-  (:run_id, :seen_seq + 2, 'step_completed', null, jsonb_build_object('step_slug', 'step-' || :last_n), now()),
-  (:run_id, :seen_seq + 3, 'step_created', 'step-' || :n,
-    jsonb_build_object('step_slug', 'step-' || :n, 'task_count', 1), now()),
-  (:run_id, :seen_seq + 4, 'task_started', null, jsonb_build_object(
-    'step_slug', 'step-' || :n, 'task_index', 0, 'attempt', 1,
+  insert into baton.events (run_id, seq, type, correlation_id, payload, created_at)
+  values (:run_id, :seen_seq + 1, 'run_advanced', 'step-' || :n, jsonb_build_object(
+    'step_slug', 'step-' || :last_n, 'output', cast('{"n": 1}' as jsonb), 'next_step_slug', 'step-' || :n,
+    'on_exhausted', 'fail_step', 'max_attempts', 3,
     'message_id', cast(:message_id as bigint), 'delivery', cast(:delivery as bigint)), now())
 )
 update baton.runs as r
-set last_seq = :seen_seq + 4, wake_seq = :seen_seq + 2, replayed_seq = :seen_seq + 2
+set last_seq = :seen_seq + 1
 where r.run_id = :run_id
 returning r.last_seq as seen_seq \gset
 \endif

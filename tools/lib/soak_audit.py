@@ -22,6 +22,21 @@ TRACES = {
 SHOWN = 3  # runs of a failed check that are printed with all that is known of them
 
 
+def long_way(event):
+    """What the long way writes in the place of this event: four for the one of the short way."""
+    if event.type != "run_advanced":
+        return [event]
+    it, task = event.payload, {"task_index": 0, "attempt": 1}
+    ended, created = {"step_slug": it["step_slug"]}, {"step_slug": it["next_step_slug"]}
+    return [event._replace(type=type, correlation_id=correlation_id, payload=payload) for type, correlation_id, payload in (
+        ("task_completed", None, {**ended, **task, "output": it["output"]}),
+        ("step_completed", None, ended),
+        ("step_created", event.correlation_id, {
+            **created, "task_count": 1, "on_exhausted": it["on_exhausted"], "max_attempts": it["max_attempts"]}),
+        ("task_started", None, {**created, **task, "message_id": it["message_id"], "delivery": it["delivery"]}),
+    )]
+
+
 class Wrong:
     """The cases of each check that went wrong, and the first few with all that is known of them."""
 
@@ -79,6 +94,8 @@ class Audit:
         check("gaps", times == sorted(times), "the times of its log go back")
         differs = self.observer.rows("select * from baton_test.unfolded(%s)", run.run_id)
         check("fold", not differs, "log and tables differ")
+        self.events += len(events)
+        events = [each for event in events for each in long_way(event)]
         kinds = collections.Counter()
         for event in events:
             payload = event.payload if isinstance(event.payload, dict) else {}
@@ -101,7 +118,6 @@ class Audit:
                 self.ends[run.run_id, None] = event.created_at.timestamp()
         check("once", max(kinds.values(), default=1) == 1 and kinds["end"] == 1, f"twice: {kinds - collections.Counter(set(kinds))}")
         check("once", ENDS.get(events[-1].type) == run.status, f"it is {run.status}, and its log ends {events[-1].type}")
-        self.events += len(events)
         self.completions += sum(event.type == "task_completed" for event in events)
         wrote = [event.payload for event in events if event.type == "soak.wrote"]
         blocks = [wrote[n][2] for n in range(len(wrote)) if n == 0 or wrote[n][2] != wrote[n - 1][2]]

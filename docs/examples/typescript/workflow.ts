@@ -65,9 +65,14 @@ export class Run {
         outputs[payload.task_index] = payload.output;
         this.#outputs.set(payload.step_slug, outputs);
       }
+      if (type === "run_advanced") { // by the short way: a step's one body has ended, and the next step has one
+        this.#logged.set(`step ${correlation_id}`, { task_count: 1 });
+        this.#outputs.set(payload.step_slug, [payload.output]);
+      }
     }
     for (const event of events) {
-      if (/^step_(completed|failed|skipped)$/.test(event.type)) this.#ends.set(event.payload.step_slug, event);
+      if (/^(run_advanced|step_(completed|failed|skipped))$/.test(event.type))
+        this.#ends.set(event.payload.step_slug, event);
       if (event.type === "signal_received") this.#signals.push(event);
     }
   }
@@ -88,7 +93,7 @@ export class Run {
       throw new Diverged(`${slug}: ${created.task_count} inputs in the log`);
     const end = this.#ends.get(slug);
     if (!end) return this.#wait(inputs.length === 1 ? slug : undefined);
-    if (end.type !== "step_completed") throw new StepFailed({ step: slug, ...structuredClone(end.payload) });
+    if (/^step_(failed|skipped)$/.test(end.type)) throw new StepFailed({ step: slug, ...structuredClone(end.payload) });
     return structuredClone(this.#outputs.get(slug) ?? []) as Out[];
   }
 
