@@ -652,12 +652,13 @@ def test_an_end_is_told_over_a_new_connection_where_the_one_breaks_while_the_bod
     assert shop.conn.execute("select from baton.incidents").fetchall() == []
 
 
-@pytest.mark.parametrize("workflow", ["impure", "impureAhead"])
-def test_code_that_does_not_ask_for_what_the_log_holds_fails_its_run(shop, workflow):
+@pytest.mark.parametrize("workflow, bodies", [("impure", 1), ("impureAhead", 2)])
+def test_code_that_does_not_ask_for_what_the_log_holds_fails_its_run(shop, workflow, bodies):
     shop.conn.execute("update baton.settings set max_failures = 2")
     shop.worker()
     shop.start(workflow)
     assert "the log holds step quick" in shop.wait("failed").error["error"]
+    assert len(shop.marks()) == bodies
 
 
 @pytest.mark.parametrize("unknown", ["gate", "gated"], ids=["workflow", "step"])
