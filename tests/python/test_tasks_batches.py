@@ -103,7 +103,8 @@ class History:
     def fails(self):
         if self.bodies:
             run_id, task = self.pick(self.bodies[-3:])
-            fail(self.conn, task, run_id, retry_delay=self.pick(["0 s", "10 s"]), final=self.pick([True, False]))
+            fail(self.conn, task, run_id, retry_delay=self.pick(["0 s", "10 s", "1 hour"]),
+                 final=self.rng.random() < 0.2)
 
     def time_passes(self):
         advance(self.conn, self.pick(["10 s", "19.999999 s", "30 s"]))

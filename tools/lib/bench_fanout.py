@@ -1,8 +1,8 @@
 """A fan-out
 
 One step with many tasks: created and dispatched to the queue, worked off by 4 clients, and the run replayed to its end.
-A client claims the next task, then completes the one in hand and starts that one, in one statement; or ten at once
-([why](guides/ownership.md#many-short-bodies)). And the way from start_run to the first body, in three statements:
+A client claims the next task, then completes the one in hand and starts that one, in one statement; or ten or fifty at
+once ([why](guides/ownership.md#many-short-bodies)); beside it the limit: the same rows changed by two bare statements. And the way from start_run to the first body, in three statements:
 start_run; claim and begin_replay; create_step, dispatch_tasks and end_replay. Beside it the same number of jobs of
 graphile-worker, added a hundred at once, and of absurd, spawned one by one; and the way of a job, which is no run, from
 its enqueueing to its claim.
@@ -48,19 +48,71 @@ left join lateral baton.start_task(:next_message_id, :next_delivery) as s on s.o
 TASKS = r"""select min(run_id) as run_id,
   jsonb_agg(jsonb_build_object('message_id', message_id, 'delivery', delivery) order by message_id) as receipts
 from baton.claim('many', max_messages => {batch}, visibility => '1 hour') \gset
-begin;
-\if :next_started = 1
-select count(*) as completed from baton.complete_tasks(:run_id, :completions) \gset
-\endif
-select jsonb_agg(jsonb_build_object('step_slug', s.step_slug, 'task_index', s.task_index, 'attempt', s.attempt,
-  'output', '1', 'message_id', r.message_id, 'delivery', r.delivery)) as completions
-from jsonb_to_recordset(:receipts) as r (message_id bigint, delivery bigint)
-cross join lateral baton.start_task(r.message_id, r.delivery) as s where s.outcome = 'execute' \gset
-end;
+\if :next_started = 0
+select {completions} as completions from baton.start_tasks(:receipts) as s where s.outcome = 'execute' \gset
 \set next_started 1
+\else
+select {completions} as completions
+from (select count(*) from baton.complete_tasks(:run_id, :completions)) as c
+left join lateral baton.start_tasks(:receipts) as s on s.outcome = 'execute' \gset
+\endif
+"""
+COMPLETIONS = """jsonb_agg(jsonb_build_object('step_slug', s.step_slug, 'task_index', s.task_index, 'attempt', s.attempt,
+  'output', '{"n": 1}'::jsonb, 'message_id', s.message_id, 'delivery', s.delivery))"""
+# The same rows, by statements that check nothing.
+BARE = r"""\if :bare_started = 0
+select '{{}}' as ids, '{{}}' as tasks \gset bare_
+\set bare_started 1
+\endif
+with taken as (
+  update baton.messages as m
+  set delivery = 1, claimed_at = now(), visible_at = now() + '1 hour'
+  where m.message_id = any (array(
+    select d.message_id from baton.messages as d
+    where d.queue_name = 'many' and d.visible_at <= now()
+    order by d.visible_at, d.message_id limit {batch} for no key update skip locked
+  ))
+  returning m.message_id, m.run_id, m.task_index
+)
+select min(t.run_id) as run_id, array_agg(t.message_id) as next_ids, array_agg(t.task_index) as next_tasks
+from taken as t \gset bare_
+with run as (
+  update baton.runs as r
+  set last_seq = r.last_seq + cardinality(cast(:bare_tasks as integer[])) + {batch}
+  where r.run_id = :bare_run_id
+  returning r.run_id, r.last_seq
+), ended as (
+  update baton.tasks as t set status = 'completed' from run as r
+  where t.run_id = r.run_id and t.step_slug = 'many' and t.task_index = any (cast(:bare_tasks as integer[]))
+), counted as (
+  update baton.steps as s set open_tasks = s.open_tasks - cardinality(cast(:bare_tasks as integer[])) from run as r
+  where s.run_id = r.run_id and s.step_slug = 'many'
+), gone as (
+  delete from baton.messages as m where m.message_id = any (cast(:bare_ids as bigint[]))
+), started as (
+  update baton.tasks as t
+  set status = 'started', attempt = 1, owner_message_id = n.message_id, owner_delivery = 1, last_started_at = now()
+  from run as r, unnest(cast(:bare_next_ids as bigint[]), cast(:bare_next_tasks as integer[])) as n (message_id, nth)
+  where t.run_id = r.run_id and t.step_slug = 'many' and t.task_index = n.nth
+), logged as (
+  insert into baton.events (run_id, seq, type, payload, created_at)
+  select r.run_id, r.last_seq + 1 - row_number() over (), e.type,
+    jsonb_build_object('step_slug', 'many', 'task_index', e.nth, 'attempt', 1, 'output', '{{"n": 1}}'::jsonb), now()
+  from run as r, (
+    select 'task_completed' as type, t.nth from unnest(cast(:bare_tasks as integer[])) as t (nth)
+    union all
+    select 'task_started', t.nth from unnest(cast(:bare_next_tasks as integer[])) as t (nth)
+  ) as e
+)
+select cast(:bare_next_ids as text) as ids, cast(:bare_next_tasks as text) as tasks \gset bare_
 """
 CLIENTS = 4
-BATCHES = {1: TASK, 10: TASKS.format(batch=10)}
+SCRIPTS = {
+    ("baton", 1): TASK,
+    **{("baton", batch): TASKS.format(batch=batch, completions=COMPLETIONS) for batch in (10, 50)},
+    **{("bare statements", batch): BARE.format(batch=batch) for batch in (1, 10, 50)},
+}
+HOW = {1: "", 10: ", ten at once", 50: ", fifty at once"}
 
 
 def replay(conn, decide):
@@ -73,7 +125,7 @@ def replay(conn, decide):
             conn.execute(statement, values)
 
 
-def fan_out(bench: Bench, mode: str, tasks: int, batch: int) -> tuple[float, float, float]:
+def fan_out(bench: Bench, mode: str, tasks: int, script: str, batch: int) -> tuple[float, float, float]:
     """Milliseconds to create and dispatch, tasks a second, milliseconds of the replay that ends the run."""
     with bench.committing(mode), bench.connect() as conn:
         conn.execute("select baton.start_run('bench', '{}', queue_name => 'many')")
@@ -87,7 +139,7 @@ def fan_out(bench: Bench, mode: str, tasks: int, batch: int) -> tuple[float, flo
         ])
         created = time.perf_counter()
         conn.execute("analyze")
-        rate = batch * bench.rate(mode, BATCHES[batch], tasks // CLIENTS // batch + 1, CLIENTS)
+        rate = batch * bench.rate(mode, script, tasks // CLIENTS // batch + 1, CLIENTS)
         conn.execute("""
             select baton.complete_task(
               t.run_id, t.step_slug, t.task_index, t.attempt, '{}', t.owner_message_id, t.owner_delivery)
@@ -104,10 +156,11 @@ def run(bench: Bench) -> str:
     rows = []
     for tasks in (1000,) if bench.short else (1000, 10_000):
         for mode, title in MODES.items():
-            for batch, how in {1: "", 10: ", ten at once"}.items():
+            for (who, batch), script in SCRIPTS.items():
                 bench_queue.clear(bench)
-                created, rate, ended = fan_out(bench, mode, tasks, batch)
-                rows.append([f"baton: {tasks:,} tasks{how}, {title}", f"{created:.0f}", f"{rate:.0f}", f"{ended:.1f}"])
+                created, rate, ended = fan_out(bench, mode, tasks, script, batch)
+                rows.append([f"{who}: {tasks:,} tasks{HOW[batch]}, {title}", f"{created:.0f}", f"{rate:.0f}",
+                             f"{ended:.1f}"])
             for peer in bench.peers.values():
                 if peer.name in ("absurd", "graphile-worker"):
                     batch = max(peer.enqueue)
