@@ -12,7 +12,7 @@
  */
 comment on table baton.messages is
 'The live messages of all queues, a row each until they are acked or dead. A queue needs no creation.
-Written by: _bury_message, _drop_delivery, _drop_task_message, _end_run, _end_step, _fail_message, _insert_keyed, _leave, _lose_replay, _postpone, _prune_runs, _refuse_ack, _requeue_task, _send_run_message, _set_back, _set_timer, _settle_replay, _take_over, ack, ack_many, after_restore, begin_replay, claim, claim_deliveries, complete_tasks, dispatch_tasks, extend, extend_many, fail, park, redrive, release_replay, remove_messages, send, send_many, start_run, start_task';
+Written by: _bury_message, _drop_delivery, _drop_task_message, _end_run, _end_step, _fail_message, _insert_keyed, _lose_replay, _postpone, _prune_runs, _refuse_ack, _requeue_task, _send_run_message, _set_back, _set_timer, _settle_replay, _take_over, ack, ack_many, after_restore, begin_replay, claim, claim_deliveries, complete_tasks, dispatch_tasks, end_replay, extend, extend_many, fail, park, redrive, release_replay, remove_messages, send, send_many, start_run, start_task';
 comment on column baton.messages.message_id is 'Stable over every redelivery.';
 comment on column baton.messages.kind is 'run (it makes somebody replay a run), task (it is a task to execute), or the sender''s own word.';
 comment on column baton.messages.run_id is 'The run of a run or task message.';

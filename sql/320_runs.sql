@@ -168,13 +168,16 @@ declare
   v_message_id bigint;
   v_now timestamptz := baton._now();
 begin
-  perform baton._require_read_committed();
-  perform baton._check_name('workflow_name', start_run.workflow_name);
-  perform baton._check_users_queue(coalesce(start_run.queue_name, 'default'));
-  perform baton._check_interval('delay', start_run.delay);
-  perform baton._check_size('input', pg_column_size(start_run.input));
+  if not baton._is_read_committed() then
+    perform baton._require_read_committed();
+  end if;
   run_id := coalesce(start_run.run_id, baton._new_run_id(v_now));
-  perform baton._check_name('run_id', start_run.run_id);
+  perform
+    baton._check_name('workflow_name', start_run.workflow_name),
+    baton._check_users_queue(coalesce(start_run.queue_name, 'default')),
+    baton._check_interval('delay', start_run.delay),
+    baton._check_size('input', pg_column_size(start_run.input)),
+    baton._check_name('run_id', start_run.run_id);
 
   loop
     if not exists (select from baton.runs as r where r.run_id = start_run.run_id) then
@@ -296,15 +299,17 @@ declare
   v_now timestamptz;
   v_seq bigint;
 begin
-  perform baton._check_name('name', signal_run.name);
-  perform baton._check_key(signal_run.dedupe_key);
-  perform baton._check_size('payload', pg_column_size(signal_run.payload));
+  perform
+    baton._check_name('name', signal_run.name),
+    baton._check_key(signal_run.dedupe_key),
+    baton._check_size('payload', pg_column_size(signal_run.payload));
   v_run := baton._lock_run(signal_run.run_id);
   v_now := baton._now();
   status := v_run.status;
   if not baton._is_open(v_run.status) then
     outcome := 'terminal';
-  elsif baton._has_event(v_run.run_id, 'signal_received', signal_run.dedupe_key) then
+  elsif signal_run.dedupe_key is not null
+    and baton._has_event(v_run.run_id, 'signal_received', signal_run.dedupe_key) then
     outcome := 'duplicate';
   else
     v_seq := baton._append(

@@ -52,27 +52,6 @@ begin
 end;
 $$;
 
--- The message of a current receipt goes, unless bodies run under it; false where the receipt is not current.
-create or replace function baton._leave(message_id bigint, delivery bigint)
-returns boolean
-language plpgsql
-volatile
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  delete from baton.messages as m
-  where m.message_id = _leave.message_id
-    and m.delivery = _leave.delivery
-    and m.claimed_at is not null
-    and not exists (
-      select
-      from baton.tasks as t
-      where t.owner_message_id = m.message_id and t.owner_delivery = m.delivery and t.status = 'started'
-    );
-  return found or (baton._lock_receipt(_leave.message_id, _leave.delivery)).message_id is not null;
-end;
-$$;
-
 create or replace function baton.begin_replay(
   message_id bigint,
   delivery bigint,
@@ -175,7 +154,8 @@ begin
     if baton._is_held(v_run, clock) then
       outcome := 'handed_over';
       update baton.runs as r set wake_pending = true where r.run_id = v_run.run_id;
-      perform baton._leave(begin_replay.message_id, begin_replay.delivery);
+      delete from baton.messages as m
+      where m.message_id = begin_replay.message_id and not baton._owns(m.message_id, m.delivery);
       return;
     elsif baton._lose_replay(v_run, begin_replay.message_id, clock) then
       outcome := 'terminal';
@@ -246,7 +226,14 @@ declare
   v_run baton.runs;
   v_now timestamptz;
 begin
-  v_run := baton._lock_run(end_replay.run_id);
+  if not baton._is_read_committed() then
+    perform baton._require_read_committed();
+  end if;
+  select r.*
+  into v_run
+  from baton.runs as r
+  where r.run_id = end_replay.run_id and r.pruned_at is null
+  for no key update of r;
   status := v_run.status;
   if not baton._is_open(v_run.status) then
     outcome := 'terminal';
@@ -273,10 +260,21 @@ begin
     outcome := 'again';
     last_seq := v_run.last_seq;
     return;
-  elsif not baton._leave(v_run.replay_message_id, v_run.replay_delivery) then
-    outcome := 'lost';
-    perform baton._note_lost(v_run.replay_message_id, v_run.replay_delivery, 'end_replay');
-    return;
+  else
+    delete from baton.messages as m
+    where m.message_id = v_run.replay_message_id
+      and m.delivery = v_run.replay_delivery
+      and m.claimed_at is not null
+      and not exists (
+        select
+        from baton.tasks as t
+        where t.owner_message_id = m.message_id and t.owner_delivery = m.delivery and t.status = 'started'
+      );
+    if not found and (baton._lock_receipt(v_run.replay_message_id, v_run.replay_delivery)).message_id is null then
+      outcome := 'lost';
+      perform baton._note_lost(v_run.replay_message_id, v_run.replay_delivery, 'end_replay');
+      return;
+    end if;
   end if;
 
   v_now := baton._now();

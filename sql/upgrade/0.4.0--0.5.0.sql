@@ -16,3 +16,4 @@ from wakes as w
 where m.message_id = w.message_id;
 drop function baton._send_run_message(baton.runs, text, timestamptz, timestamptz);
 drop function baton._ensure_wake(baton.runs, timestamptz);
+drop function baton._leave(bigint, bigint);
