@@ -30,6 +30,22 @@ from generate_series(1, 20000) as n;
 insert into baton.incidents (at, kind) select baton._now(), 'lost' from generate_series(1, 20000) as n;
 """
 
+SIBLINGS = """
+with run as (select %s::text as run_id, %s::integer as count),
+step as (
+  insert into baton.steps (run_id, step_slug, task_count, open_tasks, created_seq)
+  select r.run_id, 'more ' || n, 1, 1, 2 from run as r, generate_series(1, r.count) as n
+),
+task as (
+  insert into baton.tasks (run_id, step_slug, task_index)
+  select r.run_id, 's ' || n %% 3, 2 + n from run as r, generate_series(1, r.count) as n
+)
+insert into baton.messages (queue_name, kind, run_id, step_slug, task_index, dedupe_key, visible_at, created_at)
+select 'q', 'task', r.run_id, 's ' || n %% 3, 2 + n, baton._task_key(r.run_id, 's ' || n %% 3, 2 + n),
+  baton._now() + interval '1 hour', baton._now()
+from run as r, generate_series(1, r.count) as n
+"""
+
 
 def running(conn, run_id):
     """A run that is being replayed, with a body under its message and two under messages of their own."""
@@ -193,18 +209,19 @@ def test_a_dispatch_asks_for_the_messages_of_its_own_tasks(db):
 
 
 def test_batches_of_tasks_look_up_what_they_name(db):
-    """However many other runs, steps, tasks and messages there are, and however few there were."""
+    """However many other runs, steps, tasks and messages there are, also of the run itself, and however few there were."""
     conn, other = db.connect(), db.connect()
     for table in TABLES.split(", "):
         other.execute(f"alter table baton.{table} set (autovacuum_enabled = off)")
 
-    def costs(run_id):
+    def costs(run_id, siblings=0):
         spent, spend = account(conn)
         start(conn, run_id)
         _, epoch = granted(conn, run_id, visibility="1 hour")
         for n in range(3):
             create(conn, epoch, f"s {n}", range(3), run_id)
         dispatch(conn, epoch, 0, run_id)
+        other.execute(SIBLINGS, (run_id, siblings))
         tasks = call(conn, "claim", queue_name="q", max_messages=5)
         spend("start_tasks", Jsonb([{"message_id": t.message_id, "delivery": t.delivery} for t in tasks]))
         spend("complete_tasks", run_id, Jsonb([
@@ -218,5 +235,5 @@ def test_batches_of_tasks_look_up_what_they_name(db):
     other.execute(f"vacuum analyze {', '.join('baton.' + table for table in TABLES.split(', '))}")
     tiny = [costs(name) for name in ("one", "two", "three")][-1]
     other.execute(GROW)
-    grown = costs("four")
+    grown = costs("four", 5000)
     assert {verb: (tiny[verb], used) for verb, used in grown.items() if used > tiny[verb] + 60} == {}
