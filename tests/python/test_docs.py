@@ -37,6 +37,44 @@ def test_each_guide_has_a_picture(guide):
     assert any(not language and re.search(r"-->|──|<--", text) for language, text in blocks)
 
 
+def advised(guide, number):
+    """A statement of a guide, its literals made parameters by position."""
+    statement = re.findall(r"^```sql\n(.*?)^```$", (ROOT / "docs/guides" / guide).read_text(), re.M | re.S)[number]
+    return re.sub(r"'orders'", "'q'", re.sub(r"'r', 8343822083997712, 7", "%s, %s, %s", statement))
+
+
+def test_a_claim_and_the_begin_of_what_it_found_share_a_statement(conn):
+    """docs/guides/replay.md: not for messages of other kinds."""
+    statement = advised("replay.md", 0)
+    plan = "\n".join(row[0] for row in conn.execute("explain " + statement.rstrip(";\n")).fetchall())
+    assert re.search(r"Result .*\n +One-Time Filter: \(m.kind = 'run'::text\)\n +-> +Function Scan on begin_replay", plan), plan
+    call(conn, "send", queue_name="q", payload=Jsonb(1), kind="mail")
+    [row] = conn.execute(statement).fetchall()
+    assert (row.kind, row.outcome) == ("mail", None)
+    start(conn)
+    [row] = conn.execute(statement).fetchall()
+    assert (row.kind, row.outcome, row.run_id) == ("run", "granted", "r")
+
+
+def test_from_run_to_run_a_handler_goes_in_one_statement(conn):
+    """docs/guides/replay.md"""
+    statement = advised("replay.md", 1)
+    for run_id in "abc":
+        start(conn, run_id)
+    _, epoch = granted(conn, "a")
+    signal(conn, "a")
+    [row] = conn.execute(statement, ("a", epoch, 1)).fetchall()
+    assert (row.ended, row.read_to, row.message_id, row.outcome) == ("again", 2, None, None)
+    assert [count for count, in conn.execute("select count(*) from baton.messages where claimed_at is not null")] == [1]
+    [row] = conn.execute(statement, ("a", epoch, 2)).fetchall()
+    assert (row.ended, row.outcome, row.run_id) == ("ended", "granted", "b")
+    [row] = conn.execute(statement, ("b", row.replay_epoch, 1)).fetchall()
+    assert (row.ended, row.outcome, row.run_id) == ("ended", "granted", "c")
+    conn.execute("delete from baton.messages where run_id = 'a'")
+    [row] = conn.execute(statement, ("c", row.replay_epoch, 1)).fetchall()
+    assert (row.ended, row.message_id, row.outcome) == ("ended", None, None)
+
+
 def test_a_log_of_ones_own_is_fenced_by_an_event_beside_each_append(conn):
     """docs/guides/migrating.md, way 1."""
     conn.execute("create table own_log (run_id text, position integer)")

@@ -532,6 +532,68 @@ def test_a_begin_that_answers_busy_leaves_a_driver(conn, first, purpose):
     assert wedged(conn) == [] and call(conn, "recover_runs") == [] and incidents(conn) == []
 
 
+def cross(conn, first, second):
+    """The first holds a's replay and a message of b, the second b's and a message of a; their transactions are open.
+    Answers each one's own run, its epoch, and the message of the other's."""
+    held = {}
+    for session, run_id in ((first, "a"), (second, "b")):
+        start(conn, run_id)
+        held[run_id] = granted(session, run_id)[1]
+        wake(conn, run_id)
+    for session in (first, second):
+        session.run("set deadlock_timeout = '1h'")
+    receipts = {"a": take(first, "b"), "b": take(second, "a")}
+    first.run("begin")
+    second.run("begin")
+    return [(run_id, held[run_id], receipts[run_id]._asdict()) for run_id in "ab"]
+
+
+def test_two_that_go_from_run_to_run_in_opposite_orders_are_busy(conn, first, second, server_log):
+    for session, (run_id, epoch, _) in zip((first, second), them := cross(conn, first, second), strict=True):
+        session.run("set deadlock_timeout = '1s'")
+        assert end(session, epoch, 1, run_id).outcome == "ended"
+    for session, (_, _, receipt) in zip((first, second), them, strict=True):
+        send(session, "begin_replay", **receipt)
+    assert [session.result()[0].outcome for session in (first, second)] == ["busy", "busy"]
+    first.run("commit")
+    second.run("commit")
+    assert [m.claimed_at for run_id in "ab" for m in messages(conn, run_id)] == [None, None]
+    assert wedged(conn) == [] and server_log.errors() == []
+
+
+def test_of_two_that_wait_for_each_other_from_run_to_run_one_gives_up_and_the_other_goes_on(conn, first, second, server_log):
+    """The wait inside begin_replay itself, made long enough to be seen, and for one of them longer than for the other."""
+    (a, a_epoch, of_b), (b, b_epoch, of_a) = cross(conn, first, second)
+    assert end(first, a_epoch, 1, a).outcome == end(second, b_epoch, 1, b).outcome == "ended"
+    wait = "alter function baton._lock_soon(text, bigint, bigint) set lock_timeout = "
+    conn.execute(wait + "'1500ms'")
+    send(first, "begin_replay", **of_b)
+    wait_blocked(conn, first, by=second)
+    conn.execute(wait + "'20s'")
+    send(second, "begin_replay", **of_a)
+    wait_blocked(conn, second, by=first)
+    assert first.result()[0].outcome == "busy"
+    first.run("commit")
+    assert second.result()[0].outcome == "granted"
+    second.run("commit")
+    assert not run(conn, "a").replay_ended and [m.claimed_at for m in messages(conn, "b")] == [None]
+    assert wedged(conn) == [] and server_log.errors() == []
+
+
+def test_who_begins_the_next_before_the_end_of_the_last_may_end_in_a_deadlock(conn, first, second):
+    (a, a_epoch, of_b), (b, b_epoch, of_a) = cross(conn, first, second)
+    assert one(first, "begin_replay", **of_b).outcome == one(second, "begin_replay", **of_a).outcome == "handed_over"
+    send(first, "end_replay", run_id=a, replay_epoch=a_epoch, seen_seq=1)
+    wait_blocked(conn, first, by=second)
+    second.run("set deadlock_timeout = '10ms'")
+    send(second, "end_replay", run_id=b, replay_epoch=b_epoch, seen_seq=1)
+    assert isinstance(second.error(), errors.DeadlockDetected)
+    second.run("rollback")
+    assert first.result()[0].outcome == "ended"
+    first.run("commit")
+    assert end(conn, b_epoch, 1, b).outcome == "ended"
+
+
 @pytest.mark.parametrize("table, mode", [("runs", "share"), ("runs", "access exclusive"), ("messages", "access exclusive")])
 def test_a_table_that_somebody_indexes_or_truncates_is_waited_for(conn, first, second, server_log, table, mode):
     start(conn)

@@ -2,7 +2,9 @@
 
 What each verb costs, as multiples of a single-row commit, and to the server itself.
 One connection goes through cycles of verbs, a transaction each. A figure is the median over the rounds of a mean within
-a round. What a call costs the server is measured apart, one connection at a time.
+a round. "From run to run" is a replay's whole way in one statement: `end_replay` of the run before, `claim`, and
+`begin_replay` of the next ([how](guides/replay.md#from-run-to-run)). What a call costs the server is measured apart, one
+connection at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from bench_frame import FLOOR, FLOOR_SQL, MODES, Bench, statement, table, target
 
 # What a grant and an end change, without a function, a decision table, or anything else that they promise.
 BARE = "the same rows changed by two bare statements"
+NEXT = "from run to run: end_replay, claim and begin_replay"
+BARE_NEXT = "the same rows changed by one bare statement"
 # Look-ups, as in begin_replay: a join that is planned for few runs reads them all.
 BARE_BEGIN = """
 with free as materialized (
@@ -25,12 +29,10 @@ with free as materialized (
   where r.run_id = (select k.run_id from baton.messages as k where k.message_id = :message_id)
     and m.message_id = :message_id and m.delivery = :delivery and m.claimed_at is not null and r.replay_ended
   for no key update of r, m skip locked
-), keyless as (
-  update baton.messages as m set dedupe_key = null where m.message_id = (select f.message_id from free as f)
 )
 update baton.runs as r
 set status = 'running', replay_epoch = 1, replay_ended = false, replay_message_id = :message_id,
-  replay_delivery = :delivery, replay_began_at = clock_timestamp(), wake_pending = false
+  replay_delivery = :delivery, replay_began_at = clock_timestamp(), wake_pending = false, wake_message_id = null
 where r.run_id = (select f.run_id from free as f)
 returning r.replay_epoch, r.last_seq""".strip()
 BARE_END = """
@@ -43,6 +45,39 @@ with held as materialized (
 update baton.runs as r set status = 'suspended', replayed_seq = :last_seq, replay_ended = true
 where r.run_id = (select h.run_id from held as h)
 returning r.status as outcome""".strip()
+FROM_RUN_TO_RUN = """
+select n.*
+from baton.end_replay(:next_run_id, :next_epoch, :next_seq) as e
+left join lateral (
+  select b.run_id as next_run_id, b.replay_epoch as next_epoch, b.last_seq as next_seq
+  from baton.claim('runs', max_messages => (e.outcome <> 'again')::integer, visibility => '1 hour') as m
+  cross join lateral baton.begin_replay(m.message_id, m.delivery) as b
+) as n on true""".strip()
+BARE_FROM_RUN_TO_RUN = """
+with held as materialized (
+  select r.run_id, r.replay_message_id from baton.runs as r
+  where r.run_id = :bare_run_id and r.replay_epoch = :bare_epoch and r.wake_seq <= :bare_seq for no key update of r
+), gone as (
+  delete from baton.messages as m where m.message_id = (select h.replay_message_id from held as h)
+), ended as (
+  update baton.runs as r set status = 'suspended', replayed_seq = :bare_seq, replay_ended = true
+  where r.run_id = (select h.run_id from held as h)
+), due as materialized (
+  select m.message_id, m.run_id from baton.messages as m
+  where m.queue_name = 'runs' and m.visible_at <= clock_timestamp()
+  order by m.visible_at, m.message_id limit 1 for no key update of m skip locked
+), claimed as (
+  update baton.messages as m
+  set delivery = 1, claimed_at = clock_timestamp(), visible_at = clock_timestamp() + interval '1 hour'
+  where m.message_id = (select d.message_id from due as d)
+  returning m.message_id, m.delivery
+)
+update baton.runs as r
+set status = 'running', replay_epoch = 1, replay_ended = false, replay_message_id = c.message_id,
+  replay_delivery = c.delivery, replay_began_at = clock_timestamp(), wake_pending = false, wake_message_id = null
+from claimed as c
+where r.run_id = (select d.run_id from due as d)
+returning r.run_id as bare_run_id, r.replay_epoch as bare_epoch, r.last_seq as bare_seq""".strip()
 
 # A cycle: (name, statement), in order. Statements of one name are added up.
 CYCLE = [
@@ -62,14 +97,22 @@ CYCLE = [
     ("claim of a run message", "select message_id, delivery from baton.claim('runs')"),
     (BARE, BARE_BEGIN),
     (BARE, BARE_END),
+    ("start_run", """select run_id from baton.start_run('bench', '{"n": 1}', queue_name => 'runs')"""),
+    (NEXT, FROM_RUN_TO_RUN),
+    ("start_run", """select run_id from baton.start_run('bench', '{"n": 1}', queue_name => 'runs')"""),
+    (BARE_NEXT, BARE_FROM_RUN_TO_RUN),
 ]
+# What goes on from cycle to cycle has no run before the first.
+BEFORE = {f"{name}_{what}": value for name in ("next", "bare")
+          for what, value in {"run_id": "-", "epoch": 0, "seq": 0}.items()}
 TARGET = "begin_replay + end_replay"
 PEER = "graphile-worker: claim + complete"
 
 
 def run_pgbench(bench, script, cycles, mode):
     """The mean of each statement, in milliseconds."""
-    listed = bench.pgbench(mode, "-r", "-t", cycles, "-f", script.name)
+    before = [part for name, value in BEFORE.items() for part in ("-D", f"{name}={value}")]
+    listed = bench.pgbench(mode, "-r", "-t", cycles, *before, "-f", script.name)
     listed = listed.split("statement latencies in milliseconds", 1)[1].split("\n", 1)[1]
     return [float(line.split()[0]) for line in listed.splitlines() if line.strip()]
 
@@ -88,8 +131,8 @@ def measure(cluster, cycle, cycles, before, after, settings):
     figures = [[] for _ in cycle]
     with psycopg.connect(cluster.dsn(), autocommit=True, prepare_threshold=1) as conn:
         conn.execute(settings)
+        variables = dict(BEFORE)
         for nth in range(cycles + cycles // 2):
-            variables = {}
             for values, (_, statement) in zip(figures, cycle, strict=True):
                 started = before(conn)
                 cursor = conn.execute(re.sub(r"(?<![:\w]):([a-z_]+)", r"%(\1)s", statement), variables)
@@ -161,5 +204,5 @@ def run(bench: Bench) -> str:
                              [[name, f"{times[name]:.0f}", *counts[name]] for name in names])
     if graphile:
         text += "\n" + "".join(target(f"{name} against {PEER} ({MODES[mode]})", median(mode, name, PEER), 1)
-                               for name in (TARGET, BARE) for mode in MODES)
+                               for name in (TARGET, BARE, NEXT, BARE_NEXT) for mode in MODES)
     return text
