@@ -66,6 +66,7 @@ begin
         (
           m.visible_at > v_now
           and m.dedupe_key = baton._task_key(m.run_id, m.step_slug, m.task_index)
+          -- One that has not been started has no owner; for any other this is not the answer.
           and baton._start_decision(baton._is_open(r.status), t.status, t.retry_at, null, v_now) = 'execute'
         ) is true as starts
       from unnest(v_ids, v_deliveries) with ordinality as c (message_id, delivery, nth)
