@@ -53,8 +53,9 @@ def test_after_the_end_of_a_run_everything_is_gone_or_powerless(conn, end_of_run
     signal(conn)
     receipt, epoch = granted(conn, queue_name="r", visibility="1 hour")
     signal(conn)
-    keys = {"wake", "timer", "backstop"}
+    keys = {"timer", "backstop"}
     assert {key for key in keys for m in messages(conn) if m.dedupe_key and key in m.dedupe_key} == keys
+    assert run(conn).wake_message_id in {m.message_id for m in messages(conn) if not m.claimed_at}
 
     assert ENDS[end_of_run](conn, epoch).outcome == "done"
     assert all(m.claimed_at for m in messages(conn)), "what nobody holds is gone, the delayed ones too"
