@@ -102,6 +102,6 @@ $$;
 comment on function baton.read_events(text, bigint, integer) is
 'Read the log of a run from a position on. Positions have no gaps, and no event appears before one that was read.
 Arguments: after_seq, the last position that the caller has read; max_events, how many at the most.
-Returns: a row an event, in order: seq, type (see baton.events), correlation_id, payload, created_at; none for an unknown run. The payload is the input of run_created, the output of run_completed, the error of run_failed, the reason of run_cancelled, name and payload of signal_received; of a caller''s own type, what it gave; else an object with step_slug, of a task''s event also task_index, attempt, and output, error or reason
+Returns: a row an event, in order: seq, type (see baton.events), correlation_id, payload, created_at; none for an unknown run. The payload is the input of run_created, the output of run_completed, the error of run_failed, the reason of run_cancelled, name and payload of signal_received; of a caller''s own type, what it gave; else an object with step_slug, of a task''s event also task_index, attempt, and output, error or reason, of run_advanced also output, next_step_slug with its on_exhausted and max_attempts, and the receipt
 Raises: 22023
 Locks: none';

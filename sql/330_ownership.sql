@@ -113,7 +113,7 @@ end;
 $$;
 
 -- Due again later, for an answer that leaves nothing to do now; what owns bodies stays claimed. A timer or a backstop
--- loses its key: it is a wake that is on its way, and no longer waits for its time.
+-- loses its key: it is on its way, and no longer waits for its time.
 create or replace function baton._postpone(message_id bigint, delivery bigint, delay interval)
 returns void
 language plpgsql

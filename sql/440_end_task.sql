@@ -14,7 +14,7 @@ begin atomic
   );
 end;
 
--- A step has ended: writes the run's positions, and wakes it.
+-- A step has ended: writes the run's positions, and wakes it, unless a replay follows by itself.
 create or replace function baton._settle_run(run baton.runs, message baton.messages, at timestamptz)
 returns void
 language plpgsql

@@ -1,6 +1,7 @@
 /*
- * Several ends at once: one statement decides on all that complete their tasks, in the order of their messages, as
- * complete_task would one by one. What it answers to the others writes nothing into the run.
+ * Several ends at once: one statement decides on all that complete a task which no other one names, in the order of
+ * their messages, as complete_task would one by one. The others are left to that: which of two comes first decides, and
+ * what completes nothing writes nothing into the run.
  *
  * What an item names is looked up in subqueries with "offset 0", and changed by its ctid, which nobody else changes
  * under the run's lock: a join that was planned for few items or a small table reads all of that, or more than that.
@@ -93,7 +94,6 @@ begin
   for no key update of m;
   v_now := baton._now();
 
-  -- A task that is named twice is left to complete_task: which of the two comes first decides.
   with item as materialized (
     select
       c.nth, c.step_slug, c.task_index, c.attempt, c.output, m.message_id, m.is_own, m.replays_next, t.task,

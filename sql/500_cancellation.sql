@@ -88,6 +88,6 @@ $$;
 comment on function baton.terminal_tasks(jsonb) is
 'Which of the bodies that a worker runs should go on. It asks when it has registered an attempt, when the channel baton_control says something, and from time to time: everything but running is to be aborted.
 Arguments: keys, an array of objects with run_id, step_slug, task_index and attempt, as execute gave them.
-Returns: a row a key, in their order: outcome: running; superseded: this attempt no longer holds the task; completed, failed, skipped, cancelled: the task has ended; unknown; then run_id, step_slug, task_index, attempt, and cause, the type of event that did it: run_completed, run_failed, run_cancelled, step_failed, step_skipped, task_completed, task_failed; of superseded: task_started (a later attempt), task_retrying, task_released
+Returns: a row a key, in their order: outcome: running; superseded: this attempt no longer holds the task; completed, failed, skipped, cancelled: the task has ended; unknown; then run_id, step_slug, task_index, attempt, and cause, the type of event that did it: run_completed, run_failed, run_cancelled, step_failed, step_skipped, task_completed (of run_advanced, too), task_failed; of superseded: task_started (a later attempt), task_retrying, task_released
 Raises: 22023
 Locks: none';

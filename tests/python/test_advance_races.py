@@ -145,7 +145,8 @@ def test_the_short_way_after_whatever_else_knows_of_it(conn, first, second, sett
         first.run(settled)
         [answer] = second.result()
         assert answer.outcome == ("advanced" if is_open or settled == "rollback" else "declined"), run_id
-        assert (counted(conn, "run_advanced", run_id) == 1) == (answer.outcome == "advanced" or (verb, settled) == ("advance_run", "commit")), run_id
+        is_advanced = answer.outcome == "advanced" or (verb, settled) == ("advance_run", "commit")
+        assert (counted(conn, "run_advanced", run_id) == 1) == is_advanced, run_id
 
 
 @pytest.mark.parametrize("order", ["signal first", "signal second"])

@@ -735,8 +735,8 @@ class Alone(Board):
         self.epoch = run(conn, run_id).replay_epoch
 
 
-VERBS = ["create_step", "dispatch_tasks", "start_task", "start_tasks", "complete_task", "complete_tasks", "fail_task", "advance_run",
-         "skip_step", "release_task"]
+VERBS = ["create_step", "dispatch_tasks", "start_task", "start_tasks", "complete_task", "complete_tasks", "fail_task",
+         "advance_run", "skip_step", "release_task"]
 OTHERS = ["claim", "extend", "extend_many", "signal_run", "begin_replay", "end_replay", "park", "fail", "complete_run",
           "cancel_run", "release_replay"]
 ALLOWED = ("PB001",)  # a replay that was superseded by the other verb
