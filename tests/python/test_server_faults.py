@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from conftest import ServerLog, wait_until
 from psycopg.types.json import Jsonb
-from runs import Receipt, begin, end, last_seq, log, start
+from runs import Receipt, append, begin, end, last_seq, log, run, start, superseded, wedged
 from soak_load import Caller
 from starts import call, one, register
 from tasks import Task, complete, create, dispatch, fail, queued, start_task, take_task
@@ -82,6 +82,34 @@ def end_connections(cluster, rng):
             admin.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = 'app'"
                           " and backend_type = 'client backend' and random() < 0.2")
             threading.Event().wait(rng.uniform(0, 0.05))
+
+
+def test_a_grant_that_was_not_flushed_is_lost_with_its_claim_unless_something_was_decided_under_it(make_cluster, make_database):
+    """docs/guides/replay.md"""
+    cluster = make_cluster(settings={"fsync": "on", "autovacuum": "off"})
+    db = make_database(cluster)
+    conn = db.connect()
+    conn.execute("alter system set wal_writer_delay = '10s'")
+    conn.execute("select pg_reload_conf()")
+    start(conn)
+    grant = ("select set_config('synchronous_commit', 'off', true), m.message_id, m.delivery, b.outcome, b.replay_epoch"
+             " from baton.claim('q', visibility => '1 hour') as m"
+             " cross join lateral baton.begin_replay(m.message_id, m.delivery) as b")
+    lost = conn.execute(grant).fetchone()
+    assert lost.outcome == "granted"
+    crash(cluster, None)
+    conn = db.connect()
+    assert run(conn).status == "pending" and wedged(conn) == []
+    assert one(conn, "extend", message_id=lost.message_id, delivery=lost.delivery).outcome == "lost"
+
+    kept = conn.execute(grant).fetchone()
+    with superseded():
+        append(conn, lost.replay_epoch)
+    assert append(conn, kept.replay_epoch) == "appended"
+    crash(cluster, None)
+    conn = db.connect()
+    assert end(conn, kept.replay_epoch, last_seq(conn)).outcome == "ended"
+    assert log(conn)[-1][1] == "x.y"
 
 
 @pytest.mark.parametrize("trouble", [crash, end_connections])

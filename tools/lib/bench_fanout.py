@@ -3,7 +3,8 @@
 One step with many tasks: created and dispatched to the queue, worked off by 4 clients, and the run replayed to its end.
 A client claims the next task, then completes the one in hand and starts that one, in one statement; or ten or fifty at
 once ([why](guides/ownership.md#many-short-bodies)); beside it the limit: the same rows changed by two bare statements. And the way from start_run to the first body, in three statements:
-start_run; claim and begin_replay; create_step, dispatch_tasks and end_replay. Beside it the same number of jobs of
+start_run; claim and begin_replay; create_step, dispatch_tasks and end_replay; and the same where the second's commit is not
+flushed ([why](guides/replay.md#the-loop)). Beside it the same number of jobs of
 graphile-worker, added a hundred at once, and of absurd, spawned one by one; and the way of a job, which is no run, from
 its enqueueing to its claim.
 """
@@ -26,6 +27,8 @@ left join lateral (
 ) as d on true
 left join lateral baton.end_replay(:run_id, :replay_epoch, :seen_seq) as e on true \gset
 """
+UNFLUSHED = FIRST_BODY.replace(
+    "select m.message_id", "select set_config('synchronous_commit', 'off', true) as unflushed, m.message_id")
 MESSAGE = r"""select outcome from baton.send('letters', '{"n": 1}') \gset
 select message_id, delivery from baton.claim('letters', visibility => '1 hour') \gset
 """
@@ -173,6 +176,7 @@ def run(bench: Bench) -> str:
     text = table(["a fan-out", "create ms", "tasks a second", "last replay ms"], rows) + "\n"
 
     scripts = {FLOOR: FLOOR_SQL + ";\n", "baton: a run, to its first body": FIRST_BODY,
+               "baton: the same, its grant not flushed": UNFLUSHED,
                "baton: a message: enqueue, claim": MESSAGE}
     for peer in bench.peers.values():
         if peer.finish:
