@@ -1,5 +1,6 @@
 """The soak: a cluster, the load, the accidents, and the figures that are checked at the end."""
 import collections
+import math
 import re
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 import demo_stage
 import soak_checks
@@ -15,7 +17,7 @@ from cluster import Cluster, free_port
 from soak_audit import Audit
 from soak_chaos import VISIBILITY, Chaos, Platform
 from soak_checks import LATE, TABLES_MB, Notes
-from soak_load import Caller, Load, listening
+from soak_load import Caller, Load, Started, listening
 
 ROLES = [("soak_client", "client"), ("soak_worker", "worker"), ("soak_sender", "sender"), ("soak_admin", "admin"),
          ("soak_admin", "client")]
@@ -75,13 +77,14 @@ class Soak:
         clock, load = demo_stage.Clock(), self.load
         self.stage.say(f"Soak, {seconds:.0f} s, seed {self.seed}: everything goes wrong.")
         with ThreadPoolExecutor(max_workers=16) as pool, listening(self.dsn("postgres"), self.heard):
-            # What ends when nothing is started any more, and what goes on until all has ended.
-            parts = [pool.submit(load.client, self.caller("soak_client"), name) for name in ("a", "b")]
-            parts += [pool.submit(load.sender, self.caller("soak_client")), pool.submit(self.chaos.run)]
-            parts += [pool.submit(load.operator, self.caller("soak_admin"), self.caller("postgres"))]
-            beside = [pool.submit(load.tick, self.caller("soak_admin"))]
-            beside += [pool.submit(load.audit, self.audit, self.caller("soak_admin"))]
             try:
+                self.come_too_late()
+                # What ends when nothing is started any more, and what goes on until all has ended.
+                parts = [pool.submit(load.client, self.caller("soak_client"), name) for name in ("a", "b")]
+                parts += [pool.submit(load.sender, self.caller("soak_client")), pool.submit(self.chaos.run)]
+                parts += [pool.submit(load.operator, self.caller("soak_admin"), self.caller("postgres"))]
+                beside = [pool.submit(load.tick, self.caller("soak_admin"))]
+                beside += [pool.submit(load.audit, self.audit, self.caller("soak_admin"))]
                 while clock() < seconds:
                     self.watch(parts + beside, min(5, seconds - clock()))
                     self.stage.say(f"{clock():6.1f} s  {self.line()}")
@@ -101,6 +104,29 @@ class Soak:
                 load.over.set()
                 load.settled.set()
                 self.platform.kill()
+
+    def come_too_late(self):
+        """First, with nothing else going on: a replay is stopped, goes on once another one has written, and is refused."""
+        client, observer = self.caller("soak_client"), self.caller("postgres")
+        late = self.load.started["late"] = Started([("record", "late"), ("signal", "late")], ["late", "late"])
+        child = self.platform.start("worker")  # the others come when it is stopped
+        child.trap.touch()
+        client.one("select * from baton.start_run('soak', %s, 'late', 'soak')", Jsonb(late.parts))
+        self.until(lambda: not child.trap.exists())
+        child.resumes_at = math.inf
+        self.until(lambda: observer.rows("select from baton.events where run_id = 'late' and type = 'soak.wrote'"),
+                   self.platform.keep)
+        child.resumes_at = time.monotonic()
+        self.until(lambda: "superseded late" in child.tail(), self.platform.keep)
+        answer = client.one("select * from baton.signal_run('late', 'late', %s, 'late')", Jsonb("late"))
+        late.signals["late"] = answer.outcome
+
+    def until(self, condition, meanwhile=lambda: None):
+        """Waits for a while; what does not come, the checks miss."""
+        deadline = time.monotonic() + 15
+        while not condition() and time.monotonic() < deadline:
+            meanwhile()
+            time.sleep(0.05)
 
     def watch(self, parts, seconds, all_of_them=False):
         """Waits; raises what one of them raised."""

@@ -90,12 +90,17 @@ class Platform:
             elif child.to_be_gone_at and time.monotonic() > child.to_be_gone_at:
                 self.unexpected.append(f"{child.name} was still there 30 s after SIGTERM\n{child.tail()}")
                 child.send(signal.SIGKILL)
-        for kind, (count, command, environment) in self.kinds.items():
+        for kind, (count, *_) in self.kinds.items():
             for _ in range(count - sum(child.kind == kind for child in self.children) if not self.closing else 0):
-                self.number += 1
-                name = f"{kind}-{self.number}"
-                self.children.append(Child(kind, name, self.folder, command, environment))
-                self.note("began", worker=name, pid=self.children[-1].process.pid)
+                self.start(kind)
+
+    def start(self, kind):
+        _, command, environment = self.kinds[kind]
+        self.number += 1
+        child = Child(kind, f"{kind}-{self.number}", self.folder, command, environment)
+        self.children.append(child)
+        self.note("began", worker=child.name, pid=child.process.pid)
+        return child
 
     def look_at_end(self, child):
         status = child.process.returncode
