@@ -50,7 +50,7 @@ and not exists (
     and m.step_slug is null
     and case
       when m.visible_at <= c.at then true
-      when m.claimed_at is null then m.dedupe_key is null
+      when m.claimed_at is null then m.dedupe_key is null or m.message_id = r.wake_message_id
       when not r.replay_ended and m.message_id = r.replay_message_id and m.delivery = r.replay_delivery then
         baton._connection_lives(r.replay_backend)
       else not exists (

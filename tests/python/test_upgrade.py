@@ -556,6 +556,23 @@ def test_a_wake_that_somebody_has_open_is_not_waited_for(house, make, upgrades, 
     assert [m.dedupe_key for m in messages(conn)] == [None], "until its grant"
 
 
+def test_a_wake_that_kept_its_key_backs_off_as_any(house, make, upgrades, connect):
+    upgrade, database = upgrades("0.4.0"), make()
+    upgrade.install("plain", database)
+    conn, holder = connect(database), connect(database)
+    start(conn, "r")
+    receipt, _ = granted(conn)
+    signal(conn, "r")
+    with holder.transaction():
+        holder.execute("select from baton.messages where dedupe_key = 'r\x1fwake' for update")
+        assert upgrade.apply("plain", database) is None
+    one(conn, "fail", message_id=receipt.message_id, delivery=receipt.delivery, error="no", delay="1 hour")
+    [waiting] = messages(conn)
+    assert waiting.dedupe_key == "r\x1fwake"
+    assert waiting.visible_at > conn.execute("select baton._now() + interval '59 minutes' as at").fetchone().at
+    assert wedged(conn) == [] == call(conn, "recover_runs")
+
+
 @pytest.mark.parametrize("name", releases.BEFORE)
 def test_a_dump_of_the_older_extension_is_restored_where_the_newer_one_is(house, make, upgrades, connect, tmp_path, name):
     upgrade, source, target = upgrades(name), make(), make()
