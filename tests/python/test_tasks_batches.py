@@ -357,6 +357,28 @@ def test_a_start_of_two_runs_locks_them_by_their_keys_and_before_any_message(con
     assert outcomes(second.result()) == ["execute", "execute"]
 
 
+@pytest.mark.parametrize("calls", ["a call each", "one call"])
+def test_those_in_hand_and_those_that_come_next_are_extended_in_a_call_each(conn, first, second, calls):
+    """docs/guides/ownership.md: one call for both may end in a deadlock, where the next ones have lower ids."""
+    coming, in_hand, _ = claimed(conn)
+    call(conn, "start_tasks", receipts=as_receipts([in_hand]))
+    second.run("set deadlock_timeout = '1h'")
+    first.run("begin")
+    assert outcomes(call(first, "complete_tasks", run_id="r", completions=as_completions([in_hand]))) == ["completed"]
+    if calls == "a call each":
+        assert outcomes(call(second, "extend_many", receipts=as_receipts([coming]))) == ["extended"]
+    begin(second, "extend_many", receipts=as_receipts([in_hand] if calls == "a call each" else [coming, in_hand]))
+    wait_blocked(conn, second, by=first)
+    begin(first, "start_tasks", receipts=as_receipts([coming]))
+    if calls == "one call":
+        assert isinstance(first.error(), psycopg.errors.DeadlockDetected)
+        first.run("rollback")
+    else:
+        assert outcomes(first.result()) == ["execute"]
+        first.run("commit")
+    assert outcomes(second.result()) == (["lost"] if calls == "a call each" else ["extended"] * 2)
+
+
 OTHERS = {
     "cancel_run": ("skip", "too_late", {"run_id": "r", "reason": "enough"}),
     "skip_step": ("skip", "too_late", {"run_id": "r", "step_slug": "s"}),
