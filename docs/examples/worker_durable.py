@@ -60,12 +60,13 @@ def order(run):
 WORKFLOWS = {"order": order}
 
 
-class StepFailed(Exception):
-    """Raised by run.step and run.map: a body has failed for good, or has killed its process too often."""
+class StepFailed(Failed):
+    """Raised by run.step and run.map: a body has failed for good, or has killed its process too often. So it is at each
+    replay: where the code doesn't catch it, the run ends as failed, with what the log says of the step."""
 
-    def __init__(self, slug, error):
-        super().__init__(slug, error)
-        self.slug, self.error = slug, error
+    def __init__(self, end):
+        super().__init__(end)
+        self.slug, self.error = end["step_slug"], copy.deepcopy(end.get("error") or end.get("reason"))
 
 
 class StepRun(Run):
@@ -124,7 +125,7 @@ class StepRun(Run):
         if not (end := self.ended.get(slug)):
             self.leave(Suspended(None))
         if end.type == "step_failed":
-            raise StepFailed(slug, copy.deepcopy(end.payload.get("error") or end.payload.get("reason")))
+            raise StepFailed(end.payload)
         return None
 
 

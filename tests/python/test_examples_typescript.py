@@ -597,7 +597,7 @@ def test_a_branch_that_fails_ends_the_run_whatever_the_other_has_in_the_log(shop
     shop.start("halves", 8)
     wait_until(lambda: shop.types().count("step_completed") == 8, "the other is through", every=0.02)
     shop.open_gate()
-    assert shop.wait("failed").error["step"] == "broken"
+    assert shop.wait("failed").error["step_slug"] == "broken"
     assert [step for step, *_ in shop.marks()].count("broken") == 1, "it failed for good"
 
 
@@ -607,7 +607,15 @@ def test_a_body_that_fails_is_retried_until_its_limit(shop):
     assert shop.wait("completed").output == 3
     assert [attempt for _, _, attempt, _ in shop.marks()] == [1, 2, 3]
     shop.start("retries", 3, "never")
-    assert shop.wait("failed", "never").error["step"] == "flaky"
+    assert shop.wait("failed", "never").error["step_slug"] == "flaky"
+
+
+def test_a_step_that_failed_for_good_ends_its_run_at_once_where_the_code_does_not_catch_it(shop):
+    shop.conn.execute("update baton.settings set max_failures = 1")
+    worker = shop.worker()
+    shop.start("retries", 3)
+    assert shop.wait("failed").error == {"step_slug": "flaky", "task_index": 0, "error": "Error: attempt 3"}
+    assert "failing:" not in worker.text()
 
 
 def test_a_workflow_that_kills_its_process_after_a_body_is_counted_on_the_run(shop):
@@ -628,14 +636,14 @@ def test_an_output_that_is_too_large_fails_the_body_for_good(shop):
     shop.conn.execute("update baton.settings set max_payload_bytes = 10000")
     worker = shop.worker()
     shop.start("tooLarge", 30000)
-    assert shop.wait("failed").error["step"] == "large"
+    assert shop.wait("failed").error["step_slug"] == "large"
     assert len(shop.marks()) == 1 and "rolled back: " in worker.text()
 
 
 def test_an_output_that_jsonb_cannot_hold_fails_the_body_for_good(shop):
     shop.worker()
     shop.start("unheld")
-    assert shop.wait("failed").error["step"] == "nul"
+    assert shop.wait("failed").error["step_slug"] == "nul"
     assert len(shop.marks()) == 1
 
 

@@ -93,7 +93,7 @@ export class Run {
       throw new Diverged(`${slug}: ${created.task_count} inputs in the log`);
     const end = this.#ends.get(slug);
     if (!end) return this.#wait(inputs.length === 1 ? slug : undefined);
-    if (/^step_(failed|skipped)$/.test(end.type)) throw new StepFailed({ step: slug, ...structuredClone(end.payload) });
+    if (/^step_(failed|skipped)$/.test(end.type)) throw new StepFailed(structuredClone(end.payload));
     return structuredClone(this.#outputs.get(slug) ?? []) as Out[];
   }
 
