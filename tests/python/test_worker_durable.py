@@ -653,9 +653,10 @@ def test_five_hundred_inline_steps_of_one_run_with_a_deploy_every_twentieth_reac
         marks = shop.marks()
         if len(marks) >= 20 * (deploys + 1):
             [runs_it] = [worker for worker in shop.workers if worker.process.pid == marks[-1][-1]]
-            runs_it.signal(signal.SIGKILL if deploys % 6 == 5 else signal.SIGTERM)
-            runs_it.wait()
-            deploys += 1
+            if runs_it.process.poll() is None:  # else the next one has not begun
+                runs_it.signal(signal.SIGKILL if deploys % 6 == 5 else signal.SIGTERM)
+                runs_it.wait()
+                deploys += 1
         shop.keep(3, **options)
         return shop.ended()
 
