@@ -251,7 +251,7 @@ class Slot(worker_runs.Worker):
     def advance(self, task, slug, inputs, *options):
         """The end of a body and the start of the next one in one call. Answers the next one; None: take the long way."""
         try:
-            answer = self.one("select * from baton.advance_run(%s, %s, %s, %s, %s, %s, %s, %s)", task.run_id,
+            answer = self.one("select baton.advance_run(%s, %s, %s, %s, %s, %s, %s, %s) as outcome", task.run_id,
                               task.baton.replay_epoch, task.step_slug, task.output, slug, Jsonb(inputs[0]), *options)
             if answer.outcome == "advanced":
                 return Task(task.baton, types.SimpleNamespace(step_slug=slug, task_index=0, attempt=1, input=inputs[0]))

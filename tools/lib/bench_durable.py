@@ -66,8 +66,8 @@ end;
 """
 SHORT_SCRIPT = START + r"""\set last_n :n
 \set n :n + 1
-select outcome from baton.advance_run(
-  :run_id, :replay_epoch, 'step-' || :last_n, '{"n": 1}', 'step-' || :n, '{"n": 1}') \gset
+select baton.advance_run(
+  :run_id, :replay_epoch, 'step-' || :last_n, '{"n": 1}', 'step-' || :n, '{"n": 1}') as outcome \gset
 \endif
 """
 # The rows that advance_run changes, without a function, a decision table, or anything else that it promises.

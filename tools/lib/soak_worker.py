@@ -124,7 +124,7 @@ class Connection(psycopg.Connection):
         is_in_transaction = self.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
         asked = time.time()
         cursor = super().execute(query, params, **options)
-        found = re.match(r"select \* from baton\.(\w+)", query)
+        found = re.match(r"select (?:\* from )?baton\.(\w+)", query)
         if found and (row := cursor.fetchone()):
             cursor.scroll(0, "absolute")
             self.note(found[1], row, params, asked, is_in_transaction)
