@@ -141,16 +141,10 @@ begin
     perform baton._give_up_run(v_run, v_now);
   end loop;
   -- Of an extension the dump may be of a version that has no such columns.
-  with wakes as (
-    update baton.messages as m
-    set dedupe_key = null
-    where m.dedupe_key = baton._run_key(m.run_id, 'wake')
-    returning m.run_id, m.message_id
-  )
   update baton.runs as r
-  set wake_message_id = w.message_id
-  from wakes as w
-  where r.run_id = w.run_id;
+  set wake_message_id = m.message_id
+  from baton.messages as m
+  where m.run_id = r.run_id and m.dedupe_key = baton._run_key(r.run_id, 'wake');
   update baton.runs as r
   set needs_driver = true
   where not r.needs_driver and (r.status = 'running' or r.wake_pending);
