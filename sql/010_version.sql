@@ -3,7 +3,7 @@ returns text
 language sql
 immutable
 begin atomic
-  select '0.5.0-dev'::text as version;
+  select '0.5.0'::text as version;
 end;
 
 comment on function baton.version() is

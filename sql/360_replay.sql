@@ -226,6 +226,7 @@ declare
   v_run baton.runs;
   v_now timestamptz;
 begin
+  -- _lock_run and _owns are written out: it is called for each replay, and a call in a call costs more than a look-up.
   if not baton._is_read_committed() then
     perform baton._require_read_committed();
   end if;

@@ -58,6 +58,7 @@ begin
   if not found then
     return;
   end if;
+  -- _lock_receipt, written out, as it is called for each step.
   select m.message_id, m.delivery, m.visible_at, m.claimed_by
   into v_message
   from baton.messages as m
