@@ -61,6 +61,9 @@ insert into states (what, reason, build) values
 ('a back-off beside another wake', null, $$select baton_test.idle(%1$L); select baton.wake_run(%1$L);
   select baton.wake_run(%1$L) from baton_test.replay(%1$L); select baton_test.take(%1$L, '1 hour');
   select baton.fail(r.replay_message_id, r.replay_delivery, 'x', '1 hour') from baton.runs as r where r.run_id = %1$L$$),
+('a back-off that has the key of older wakes', null, $$select baton_test.idle(%1$L); select baton.wake_run(%1$L);
+  select baton.fail(m, d, 'x', '1 hour') from baton_test.replay(%1$L);
+  update baton.messages set dedupe_key = baton._run_key(run_id, 'wake') where run_id = %1$L$$),
 ('a back-off without a key', null, $$select baton_test.idle(%1$L); select baton.wake_run(%1$L); select baton.fail(m, d, 'x', '1 hour') from baton_test.replay(%1$L);
   update baton.runs set wake_message_id = null where run_id = %1$L$$),
 ('parked', null, $$select baton_test.idle(%1$L); select baton.wake_run(%1$L); select baton.park(m, d, '1 hour') from baton_test.replay(%1$L)$$),
@@ -119,7 +122,7 @@ select results_eq(
   $$select b.what, b.reason from before as b order by b.what$$,
   'wedged: exactly the runs that need a driver and have none'
 );
-select is((select count(*) from states as s where s.reason is null), 33::bigint, 'wedged: in 33 states nothing is needed');
+select is((select count(*) from states as s where s.reason is null), 34::bigint, 'wedged: in 34 states nothing is needed');
 select is((select count(*) from states as s where s.reason is not null), 21::bigint, 'wedged: in 21 something is');
 
 -- A round of recovery
