@@ -86,11 +86,9 @@ def end_connections(cluster, rng):
 
 def test_a_grant_that_was_not_flushed_is_lost_with_its_claim_unless_something_was_decided_under_it(make_cluster, make_database):
     """docs/guides/replay.md"""
-    cluster = make_cluster(settings={"fsync": "on", "autovacuum": "off"})
+    cluster = make_cluster(settings={"fsync": "on", "autovacuum": "off", "wal_writer_delay": "10s"})
     db = make_database(cluster)
     conn = db.connect()
-    conn.execute("alter system set wal_writer_delay = '10s'")
-    conn.execute("select pg_reload_conf()")
     start(conn)
     grant = ("select set_config('synchronous_commit', 'off', true), m.message_id, m.delivery, b.outcome, b.replay_epoch"
              " from baton.claim('q', visibility => '1 hour') as m"

@@ -92,11 +92,7 @@ def test_a_replay_beside_a_thousand_bodies_of_queued_tasks_leaves_their_messages
 def test_ten_thousand_messages_of_tasks_make_no_doorbell_dear(conn):
     """What looks for the run messages of a run does not read those of its tasks."""
     def cost(run_id, count):
-        start(conn, run_id)
-        _, epoch = granted(conn, run_id)
-        create(conn, epoch, inputs=range(count), run_id=run_id)
-        dispatch(conn, epoch, 0, run_id)
-        end(conn, epoch, last_seq(conn, run_id), run_id)
+        queued(conn, run_id, range(count))
         conn.execute("analyze baton.messages")
         used = {}
         for _ in range(2):
@@ -115,11 +111,7 @@ def test_ten_thousand_messages_of_tasks_make_no_doorbell_dear(conn):
 
 def test_a_start_and_an_end_cost_the_same_in_a_large_step(conn):
     def cost(run_id, count):
-        start(conn, run_id)
-        _, epoch = granted(conn, run_id)
-        create(conn, epoch, inputs=range(count), run_id=run_id)
-        dispatch(conn, epoch, 0, run_id)
-        end(conn, epoch, last_seq(conn, run_id), run_id)
+        queued(conn, run_id, range(count))
         used = []
         for _ in range(5):
             message = take_task(conn)
@@ -147,11 +139,7 @@ COMPLETIONS = ("select jsonb_agg(jsonb_build_object('step_slug', t.step_slug, 't
 def test_ten_thousand_at_once_cost_a_task_what_ten_do_and_less_than_one_by_one(conn):
     """Under one plan, which was made for ten of them."""
     def batch(run_id, count):
-        start(conn, run_id)
-        _, epoch = granted(conn, run_id)
-        create(conn, epoch, inputs=range(count), run_id=run_id)
-        dispatch(conn, epoch, 0, run_id)
-        end(conn, epoch, last_seq(conn, run_id), run_id)
+        queued(conn, run_id, range(count))
         receipts = conn.execute(CLAIM, (count,)).fetchone().receipts
         begun = buffers(conn, "select count(*) from baton.start_tasks(%s) as s where s.outcome = 'execute'", Jsonb(receipts))
         completions = conn.execute(COMPLETIONS, (run_id,)).fetchone().completions

@@ -2,7 +2,7 @@
 
 One step with many tasks: created and dispatched to the queue, worked off by 4 clients, and the run replayed to its end.
 A client claims the next task, then completes the one in hand and starts that one, in one statement; or ten or fifty at
-once ([why](guides/ownership.md#many-short-bodies)); beside it the limit: the same rows changed by two bare statements.
+once ([why](guides/ownership.md#many-short-bodies)); beside it the same rows changed by two bare statements.
 And the way from start_run to the first body, in three statements: start_run; claim and begin_replay; create_step,
 dispatch_tasks and end_replay; and the same where the second's commit is not flushed ([why](guides/replay.md#the-loop)).
 Beside it the same number of jobs of graphile-worker, added a hundred at once, and of absurd, spawned one by one; and the

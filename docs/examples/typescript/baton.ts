@@ -80,10 +80,7 @@ type Database = pg.ClientBase | pg.Pool;
 export async function call<V extends Verb>(db: Database, verb: V, values: Arguments<V>): Promise<Row<V>[]> {
   const given = Object.entries(values).filter(([, value]) => value !== undefined);
   const names = given.map(([name], index) => `${name} => $${index + 1}`);
-  const called = `baton.${verb}(${names.join(", ")})`;
-  // Of one column it is cheaper in the select list; of several it must be in FROM.
-  const text = verb === "advance_run" ? `select ${called} as outcome` : `select * from ${called}`;
-  const { rows } = await db.query(text, given.map(([, value]) => value));
+  const { rows } = await db.query(`select * from baton.${verb}(${names.join(", ")})`, given.map(([, value]) => value));
   return rows;
 }
 
