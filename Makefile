@@ -67,7 +67,8 @@ soak: setup ## real workers for 3 minutes while everything goes wrong; ARGS=60 f
 
 histories: setup ## verbs of many sessions at random for 60 s a test, and 500 new histories; SOAK_SECONDS=, HISTORIES= for more
 	@BATON_SECONDS=$(or $(SOAK_SECONDS),60) BATON_SOAK=$(or $(HISTORIES),500) tools/test python -k "random or histories" \
-	  tests/python/test_replay_deadlocks.py tests/python/test_tasks_races.py tests/python/test_tasks_properties.py
+	  tests/python/test_replay_deadlocks.py tests/python/test_tasks_races.py tests/python/test_tasks_properties.py \
+	  tests/python/test_tasks_batches.py
 
 mutants: setup ## break each guarantee in turn: a test must notice; ARGS=--changed for less
 	@tools/mutants $(ARGS)
