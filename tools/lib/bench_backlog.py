@@ -28,7 +28,7 @@ def run(bench: Bench) -> str:
             bench.vacuum()
         for _ in bench.rounds(rounds, 60):
             for mode in MODES:
-                rates = bench_queue.in_turns(bench, mode, 1, messages)
+                rates = bench_queue.in_turns(bench, mode, 1, messages, bench_queue.FILLED)
                 for (half, name), rate in rates.items():
                     figures[is_full].setdefault((mode, half, name), []).append((rate, rates[half, FLOOR] / rate))
     bench_queue.clear(bench)

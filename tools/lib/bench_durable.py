@@ -12,7 +12,7 @@ import re
 import statistics
 
 import bench_queue
-from bench_frame import FLOOR, FLOOR_SQL, MODES, Bench, percentile, table, target
+from bench_frame import FLOOR, FLOOR_SQL, MODES, WARM, Bench, percentile, table, target
 
 STEP = "baton: a step"
 FEW = "baton: a step, in fewer statements"
@@ -133,14 +133,14 @@ def run(bench: Bench) -> str:
     for _ in bench.rounds(rounds):
         for mode in MODES:
             if graphile:
-                bench.rate("off", graphile.enqueue[1], 2 * steps)
+                bench.repeat("off", graphile.enqueue[1], 2 * steps)
             bench.vacuum()
             times = bench.times(mode, scripts, len(scripts) * steps)
             for name in times.keys() - {FLOOR, JOB}:
                 times[name].pop(0)  # which started the run
             assert count_steps(bench) == sorted(len(times[name]) for name in (STEP, FEW, SHORT, BARE))
             bench_queue.clear(bench)
-            figures[mode].append({name: [statistics.mean(v), percentile(v, 50), percentile(v, 99)]
+            figures[mode].append({name: [statistics.mean(warm := v[WARM:]), percentile(warm, 50), percentile(warm, 99)]
                                   for name, v in times.items()})
 
     def median(mode, name, nth, unit=None):

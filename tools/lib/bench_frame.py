@@ -10,7 +10,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -20,8 +22,10 @@ from cluster import Cluster, clean_environ, find_bindir, has_extension
 SETTINGS = {"fsync": "on", "full_page_writes": "on", "jit": "on", "shared_buffers": "512MB", "max_wal_size": "8GB"}
 MODES = {"on": "default durability", "off": "synchronous_commit off"}
 # Whether a run that goes on from transaction to transaction was started.
+BARRIER = 4_153_229  # an advisory lock
 RUNS = "", "few_", "short_", "bare_", "next_", "absurd_", "dbos_"
-VARIABLES = [part for name in RUNS for part in ("-D", f"{name}started=0")]
+VARIABLES = [part for name in RUNS for part in ("-D", f"{name}started=0")] + ["-D", "nth=0"]
+WARM = 10  # so many of a connection's first transactions make its plans, and are not counted
 FLOOR = "single-row commit"
 FLOOR_SQL = "insert into bench.floor (n) values (1)"
 
@@ -63,6 +67,29 @@ class Bench:
     def vacuum(self):
         with self.connect() as conn:
             conn.execute("vacuum analyze")
+
+    def analyze(self):
+        """So that plans are made for tables as large as they are by now."""
+        with self.connect() as conn:
+            conn.execute("analyze")
+
+    @contextlib.contextmanager
+    def ticking(self):
+        """baton.tick once a second, as where it is scheduled."""
+        stop = threading.Event()
+
+        def tick():
+            with self.connect() as conn:
+                while not stop.wait(1):
+                    conn.execute("select baton.tick()")
+
+        with ThreadPoolExecutor() as threads:
+            ticks = threads.submit(tick)
+            try:
+                yield
+            finally:
+                stop.set()
+        ticks.result()
 
     def rounds(self, number: int, seconds: int = 100):
         """So many rounds, but none begins after so long."""
@@ -116,24 +143,44 @@ class Bench:
             sys.exit(f"tools/bench: pgbench failed\n{result.stdout}{result.stderr}")
         return result.stdout
 
-    def times(self, mode: str, scripts: dict[str, str], transactions: int, clients: int = 1) -> dict[str, list[float]]:
-        """How long each transaction of each script took, in milliseconds. Every connection draws a script for each
-        of its transactions, so that all scripts meet the same disk and the same neighbours. What a script puts into
-        variables is there in the connection's next transactions; those of VARIABLES are 0 at first."""
+    def log(self, mode: str, scripts: list[str], transactions: int, clients: int = 1) -> list[tuple[int, ...]]:
+        """Each transaction of so many a connection: its connection, its script, how long it took, and its end, in
+        microseconds. A connection draws a script for each of its transactions, so that all scripts meet the same disk
+        and the same neighbours. What a script puts into variables is there in the connection's next transactions;
+        those of VARIABLES are 0 at first."""
         with tempfile.TemporaryDirectory() as folder:
             arguments = ["-l", f"--log-prefix={folder}/log", *VARIABLES, "-c", clients, "-t", transactions]
-            for nth, script in enumerate(scripts.values()):
+            for nth, script in enumerate(scripts):
                 Path(folder, f"{nth}.sql").write_text(script)
                 arguments += ["-f", f"{folder}/{nth}.sql"]
             self.pgbench(mode, *arguments)
-            lines = [line.split() for log in glob.glob(f"{folder}/log.*") for line in open(log)]
-        names, times = list(scripts), {name: [] for name in scripts}
-        for line in lines:
-            times[names[int(line[3])]].append(int(line[2]) / 1000)
+            lines = [map(int, line.split()) for log in glob.glob(f"{folder}/log.*") for line in open(log)]
+        return [(client, nth, took, second * 1_000_000 + part) for client, _, took, nth, second, part in lines]
+
+    def times(self, mode: str, scripts: dict[str, str], transactions: int) -> dict[str, list[float]]:
+        """How long each transaction of each script took, in milliseconds; one connection."""
+        times = {name: [] for name in scripts}
+        names = list(scripts)
+        for _, nth, took, _ in self.log(mode, list(scripts.values()), transactions):
+            times[names[nth]].append(took / 1000)
         return times
 
-    def rate(self, mode: str, script: str, transactions: int, clients: int = 1) -> float:
-        """Transactions a second of so many connections."""
+    def rate(self, mode: str, script: str, transactions: int, clients: int) -> float:
+        """Transactions a second of so many connections, which begin together once all are warm."""
+        wait = f"\\set nth :nth + 1\n\\if :nth = {WARM + 1}\nselect 1 from pg_advisory_lock_shared({BARRIER});\n\\endif\n"
+        waiting = f"select count(*) from pg_locks where objid = {BARRIER} and not granted"
+        with self.connect() as conn, ThreadPoolExecutor() as threads:
+            conn.execute(f"select pg_advisory_lock({BARRIER})")
+            log = threads.submit(self.log, mode, [wait + script], WARM + transactions, clients)
+            while conn.execute(waiting).fetchone()[0] < clients and not log.done():
+                time.sleep(0.01)
+            begun = time.time()
+            conn.execute(f"select pg_advisory_unlock({BARRIER})")
+            ended = max(end for *_, end in log.result()) / 1_000_000
+        return transactions * clients / (ended - begun)
+
+    def repeat(self, mode: str, script: str, transactions: int, clients: int = 1) -> float:
+        """So many transactions of each connection: transactions a second, those of cold connections among them."""
         with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
             file.write(script)
             file.flush()

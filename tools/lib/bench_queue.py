@@ -9,14 +9,16 @@ is left out there.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 from bench_baton import Baton
-from bench_frame import FLOOR, FLOOR_SQL, MODES, Bench, table, target
+from bench_frame import FLOOR, FLOOR_SQL, MODES, WARM, Bench, table, target
 
 BATCHES = {1: 1, 10: 3, 100: 10}  # and how many times as many messages
 CLIENTS = (1, 4, 16)
 BATON = Baton()
+EMPTY, FILLED = "analyzed while empty", "analyzed when filled"
 IN_ONE = "baton: finish one, claim the next"
 BARE = "the same rows changed by bare statements"
 
@@ -33,39 +35,45 @@ def contenders(bench: Bench, batch: int):
     return owners, enqueue, finish | {IN_ONE: BATON.finish_and_next[batch], BARE: BATON.bare_finish[batch]}
 
 
-def in_turns(bench: Bench, mode: str, batch: int, messages: int) -> dict[tuple[str, str], float]:
+def in_turns(bench: Bench, mode: str, batch: int, messages: int, when: str) -> dict[tuple[str, str], float]:
     """One client that draws by lot whose turn it is: messages a second, by half and name."""
     owners, enqueue, finish = contenders(bench, batch)
-    transactions = max(messages // batch, 10)
+    transactions = WARM + max(messages // batch, 10)
     floor = {FLOOR: FLOOR_SQL + ";\n"}
     put = bench.times(mode, enqueue | floor, transactions * (len(enqueue) + 1))
     for name in finish:  # more than what chance may take
-        bench.rate("off", owners.get(name, BATON).enqueue[batch], transactions + 20)
+        bench.repeat("off", owners.get(name, BATON).enqueue[batch], transactions + 20)
+    if when == FILLED:
+        bench.analyze()
     before = {name: bench.value(owner.left) for name, owner in owners.items()}
     taken = bench.times(mode, finish | floor, transactions * (len(finish) + 1))
     for name, owner in owners.items():
         gone = batch * sum(len(taken[n]) for n in finish if owners.get(n, BATON) is owner)
         assert before[name] - bench.value(owner.left) == gone, f"{name} has lost count"
-    return {(half, name): batch * 1000 / statistics.mean(times)
+    return {(half, name): batch * 1000 / statistics.mean(times[WARM:])
             for half, all_times in {"enqueue": put, "finish": taken}.items() for name, times in all_times.items()
             if batch == 1 or name != FLOOR}
 
 
-def by_many(bench: Bench, mode: str, batch: int, clients: int, messages: int) -> dict[tuple[str, str], float]:
+def by_many(bench: Bench, mode: str, batch: int, clients: int, messages: int,
+            when: str) -> dict[tuple[str, str], float]:
     """So many clients of one contender, then of the next: messages a second, by half and name."""
     owners, enqueue, finish = contenders(bench, batch)
     del enqueue[BARE], finish[BARE]
-    transactions = max(messages // batch // clients, 4)
+    transactions = max(messages // batch // clients, 2 * WARM)
     rates = {}
     for name, script in (enqueue if batch > 1 else enqueue | {FLOOR: FLOOR_SQL + ";\n"}).items():
         rates["enqueue", name] = batch * bench.rate(mode, script, transactions, clients)
     for name, script in finish.items():
         owner = owners.get(name, BATON)
         # A claim may skip what another one has locked at that moment: some more than are taken out.
-        bench.rate("off", owner.enqueue[batch], clients + (transactions * clients if name == IN_ONE else 0))
+        put = (WARM + transactions) * clients
+        bench.repeat("off", owner.enqueue[batch], clients + (put if name == IN_ONE else 0))
+        if when == FILLED:
+            bench.analyze()
         before = bench.value(owner.left)
         rates["finish", name] = batch * bench.rate(mode, script, transactions, clients)
-        assert before - bench.value(owner.left) == batch * transactions * clients, f"{name} has lost count"
+        assert before - bench.value(owner.left) == batch * put, f"{name} has lost count"
     return rates
 
 
@@ -77,19 +85,20 @@ def clear(bench: Bench):
 
 
 def run(bench: Bench) -> str:
-    rounds, messages = (1, 400) if bench.short else (3, 600)
-    figures = {}
-    for _ in bench.rounds(rounds):
-        for batch in BATCHES:
-            for mode in MODES:
-                for clients in CLIENTS:
-                    number = messages * BATCHES[batch]
-                    rates = (in_turns(bench, mode, batch, number) if clients == 1 else
-                             by_many(bench, mode, batch, clients, number))
-                    for key, rate in rates.items():
-                        figures.setdefault((mode, batch, clients, *key), []).append(rate)
-                    clear(bench)
-    rates = {key: statistics.median(values) for key, values in figures.items()}
+    rounds, messages = (2, 400) if bench.short else (6, 800)
+    figures = {EMPTY: {}, FILLED: {}}
+    with bench.ticking():
+        for nth in bench.rounds(rounds, 500):
+            when = (EMPTY, FILLED)[nth % 2]
+            for batch, mode, clients in itertools.product(BATCHES, MODES, CLIENTS):
+                number = messages * BATCHES[batch]
+                found = (in_turns(bench, mode, batch, number, when) if clients == 1 else
+                         by_many(bench, mode, batch, clients, number, when))
+                for key, rate in found.items():
+                    figures[when].setdefault((mode, batch, clients, *key), []).append(rate)
+                clear(bench)
+    medians = [{key: statistics.median(rates) for key, rates in of.items()} for of in figures.values()]
+    rates = {key: max(of[key] for of in medians) for key in medians[0]}
     columns = [(batch, clients) for batch in BATCHES for clients in CLIENTS]
     names = [", ".join([f"{batch} by {batch}"] * (batch > 1) + ["1 client" if clients == 1 else f"{clients} clients"])
              for batch, clients in columns]

@@ -43,13 +43,13 @@ def run(bench: Bench) -> str:
     bench_queue.clear(bench)
     for peer in bench_queue.queues(bench):
         def messages(number, peer=peer):
-            bench.rate("off", peer.enqueue[1], number)
-            bench.rate("off", peer.finish[1], number)
+            bench.repeat("off", peer.enqueue[1], number)
+            bench.repeat("off", peer.finish[1], number)
 
         rows.append([f"{peer.name}: a message", *traces(bench, peer, messages, pieces)])
         if 100 in peer.finish:
             size = on_disk(bench, peer)
-            bench.rate("off", peer.enqueue[100] + peer.finish[100], many // 100)
+            bench.repeat("off", peer.enqueue[100] + peer.finish[100], many // 100)
             ends.append([peer.name, f"{(on_disk(bench, peer) - size) / 1e6:.1f}", f"{dead_rows(bench, peer):,}"])
         bench_queue.clear(bench)
     for peer in (bench_queue.BATON, *bench.peers.values()):
@@ -57,6 +57,6 @@ def run(bench: Bench) -> str:
         if step:
             # The first transaction of each starts the run.
             rows.append([f"{peer.name}: a step", *traces(
-                bench, peer, lambda number, step=step: bench.rate("off", step, number + 1), pieces)])
+                bench, peer, lambda number, step=step: bench.repeat("off", step, number + 1), pieces)])
     return (table(["", "bytes of WAL", "bytes on disk"], rows) + "\n"
             + table([f"after {many:,} messages", "more MB on disk", "dead rows"], ends))

@@ -12,7 +12,6 @@ import contextlib
 import statistics
 import subprocess
 import tempfile
-import threading
 from pathlib import Path
 
 import psycopg
@@ -30,22 +29,6 @@ def held_snapshot(bench: Bench):
         conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         conn.execute("select count(*) from baton.messages")
         yield
-
-
-@contextlib.contextmanager
-def ticking(bench: Bench):
-    stop = threading.Event()
-
-    def tick():
-        with bench.connect() as conn:
-            while not stop.wait(1):
-                conn.execute("select baton.tick()")
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
 
 
 def load(bench: Bench, enqueue: str, finish: str, seconds: int) -> tuple[list[float], list[float]]:
@@ -80,8 +63,8 @@ def run(bench: Bench) -> str:
     for name, (peer, finish) in contenders.items():
         for is_held in (False, True):
             bench_queue.clear(bench)
-            bench.rate("off", peer.enqueue[100], 4 * RATE // 100)  # so that it never runs dry
-            with ticking(bench), held_snapshot(bench) if is_held else contextlib.nullcontext():
+            bench.repeat("off", peer.enqueue[100], 4 * RATE // 100)  # so that it never runs dry
+            with bench.ticking(), held_snapshot(bench) if is_held else contextlib.nullcontext():
                 times, late = load(bench, peer.enqueue[1], finish, seconds)
             half = times[len(times) // 2:]
             tails[name, is_held], counts[name, is_held] = percentile(half, 99), len(times)

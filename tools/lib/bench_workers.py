@@ -24,7 +24,7 @@ TUNED = {"baton": (1, 100), "graphile-worker": (10, 100), "pg-boss": (1, 100), "
 
 def work(bench: Bench, peer, jobs: int, concurrency: int, batch: int) -> float:
     if peer.enqueue:
-        bench.rate("off", peer.enqueue[batch if batch in peer.enqueue else 1], jobs // (
+        bench.repeat("off", peer.enqueue[batch if batch in peer.enqueue else 1], jobs // (
             batch if batch in peer.enqueue else 1))
     return (jobs - batch) / peer.drive(bench, "work", jobs, concurrency, batch)["seconds"]
 
