@@ -11,10 +11,11 @@ import psycopg
 import pytest
 from conftest import ServerLog, wait_until
 from psycopg.types.json import Jsonb
-from runs import Receipt, append, begin, end, last_seq, log, run, start, superseded, wedged
+from runs import Receipt, append, begin, end, granted, last_seq, log, run, start, superseded, wedged
 from soak_load import Caller
 from starts import call, one, register
-from tasks import Task, complete, create, dispatch, fail, queued, start_task, take_task
+from tasks import Task, complete, create, dispatch, fail, inline, queued, short_way, start_task, take_task
+from test_tasks_batches import as_completions, as_receipts, outcomes
 from test_worker_durable import DurableShop
 
 PROVOKED = (r"terminating connection|the database system is|connection to client lost|"
@@ -108,6 +109,121 @@ def test_a_grant_that_was_not_flushed_is_lost_with_its_claim_unless_something_wa
     conn = db.connect()
     assert end(conn, kept.replay_epoch, last_seq(conn)).outcome == "ended"
     assert log(conn)[-1][1] == "x.y"
+
+
+def unflushed_claim(conn, queue_name, max_messages):
+    with conn.transaction():
+        conn.execute("set local synchronous_commit = off")
+        return call(conn, "claim", queue_name=queue_name, max_messages=max_messages, visibility="1 hour")
+
+
+# The body's effect, in the transaction of its completion.
+COMPLETED = """
+    with c as materialized (select * from baton.complete_tasks('r', %s)),
+    done as (insert into effects select c.task_index from c where c.outcome = 'completed')
+    select c.outcome, c.step_ended from c"""
+
+
+def test_batches_whose_answers_a_crash_took_are_asked_again_under_the_same_receipts(make_cluster, make_database):
+    """All have committed, and only the last one, a claim that was not flushed, is lost; nobody has read the answers."""
+    cluster = make_cluster(settings={"fsync": "on", "autovacuum": "off", "wal_writer_delay": "10s"})
+    db = make_database(cluster)
+    conn = db.connect()
+    conn.execute("create table effects (task_index integer)")
+    [here] = inline(conn, "ahead", visibility="1 hour")
+    step = short_way(run(conn, "ahead").replay_epoch, "ahead")
+    queued(conn, inputs=range(5))
+    tasks = unflushed_claim(conn, "q", 5)
+    call(conn, "send_many", queue_name="mail", messages=Jsonb([{"payload": 1}] * 2))
+    mail = call(conn, "claim", queue_name="mail", max_messages=2)
+    keyed = Jsonb([{"payload": n, "dedupe_key": f"k{n}"} for n in range(2)])
+
+    def ask(conn):
+        started = call(conn, "start_tasks", receipts=as_receipts(tasks))
+        todo.extend(started if not todo else [])
+        ended = conn.execute(COMPLETED, (as_completions(todo[:3]),)).fetchall()
+        extended = call(conn, "extend_many", receipts=as_receipts(todo[3:]))
+        return (outcomes(started), [row.attempt for row in started[3:]], outcomes(ended), outcomes(extended),
+                outcomes(call(conn, "ack_many", receipts=as_receipts(mail))), one(conn, "advance_run", **step).outcome,
+                call(conn, "send_many", queue_name="others", messages=keyed))
+
+    todo = []
+    *answers, sent = ask(conn)
+    assert answers == [["execute"] * 5, [1, 1], ["completed"] * 3, ["extended"] * 2, ["acked"] * 2, "advanced"]
+    lost = unflushed_claim(conn, "others", 2)
+    crash(cluster, None)
+
+    conn = db.connect()
+    assert outcomes(call(conn, "extend_many", receipts=as_receipts(lost))) == ["lost"] * 2
+    *answers, again = ask(conn)
+    assert answers == [["lost"] * 3 + ["execute"] * 2, [1, 1], ["already_completed"] * 3, ["extended"] * 2, ["lost"] * 2,
+                       "declined"]
+    assert [tuple(row) for row in again] == [("duplicate", row.message_id) for row in sent]
+    assert [row.lapses for row in call(conn, "claim", queue_name="others", max_messages=2)] == [0, 0], "due, and not counted"
+
+    grant = begin(conn, here.receipt)
+    assert [(row.step_slug, row.attempt) for row in dispatch(conn, grant.replay_epoch, run_id="ahead")
+            if row.outcome == "running"] == [("t", 1)], "it lost the answer, and runs it"
+    ended = conn.execute(COMPLETED, (as_completions(todo),)).fetchall()
+    assert Counter(outcomes(ended)) == {"already_completed": 3, "completed": 2} 
+    assert sum(row.step_ended for row in ended) == 1
+    assert sorted(row.task_index for row in conn.execute("select task_index from effects").fetchall()) == list(range(5))
+    assert [type for _, type in log(conn)][2:] == ["task_started"] * 5 + ["task_completed"] * 5 + ["step_completed"]
+    assert wedged(conn) == []
+
+
+ROWS = """
+    select r.run_id, r.status, r.last_seq, r.wake_pending, r.replay_epoch, t.status as task, t.attempt, m.message_id, m.delivery,
+      m.visible_at, (select count(*) from baton.events) as events, (select count(*) from baton.messages) as messages
+    from baton.runs as r
+    left join baton.tasks as t using (run_id)
+    left join baton.messages as m using (run_id, step_slug, task_index)
+    order by r.run_id, t.task_index"""
+
+
+def test_what_was_prepared_outlives_its_connection_and_a_crash(make_cluster, make_database):
+    """Two-phase commit: what is committed in the end is as if it had been all the time."""
+    cluster = make_cluster(settings={"max_prepared_transactions": 2})
+    db = make_database(cluster)
+    conn = db.connect()
+    queued(conn, inputs=range(4))
+    start(conn, "held")
+    inline(conn, "ahead", visibility="1 hour")
+    step = short_way(run(conn, "ahead").replay_epoch, "ahead")
+
+    def prepare(name):
+        own = db.connect()
+        own.execute("begin")
+        tasks = call(own, "start_tasks", receipts=as_receipts(call(own, "claim", queue_name="q", max_messages=4)))
+        ended = call(own, "complete_tasks", run_id="r", completions=as_completions(tasks[:2]))
+        call(own, "extend_many", receipts=as_receipts(tasks[2:]))
+        call(own, "send_many", queue_name="mail", messages=Jsonb([{"payload": 1, "dedupe_key": "k"}, {"payload": 2}]))
+        _, epoch = granted(own, "held", hold="session", queue_name="q")
+        assert call(own, "recover_runs") == [] and create(own, epoch, run_id="held") == "created"
+        answers = [outcomes(tasks), outcomes(ended), one(own, "advance_run", **step).outcome]
+        own.execute(f"prepare transaction '{name}'")
+        own.close()
+        return answers, tasks[2:], epoch
+
+    before = conn.execute(ROWS).fetchall()
+    assert prepare("undone")[0] == [["execute"] * 4, ["completed"] * 2, "advanced"]
+    crash(cluster, None)
+    conn = db.connect()
+    assert call(conn, "claim", queue_name="q", max_messages=10) == []
+    conn.execute("rollback prepared 'undone'")
+    assert conn.execute(ROWS).fetchall() == before
+
+    answers, tasks, epoch = prepare("done")
+    assert answers == [["execute"] * 4, ["completed"] * 2, "advanced"]
+    crash(cluster, None)
+    conn = db.connect()
+    conn.execute("commit prepared 'done'")
+    assert wedged(conn) == [("held", "replay")], "the connection that held it is gone"
+    assert append(conn, epoch, run_id="held") == "appended", "until somebody else begins"
+    assert outcomes(call(conn, "complete_tasks", run_id="r", completions=as_completions(tasks))) == ["completed"] * 2
+    assert one(conn, "advance_run", **{**step, "step_slug": "t", "next_step_slug": "u"}).outcome == "advanced"
+    assert outcomes(call(conn, "send_many", queue_name="mail", messages=Jsonb([{"dedupe_key": "k"}]))) == ["duplicate"]
+    assert [seq for seq, _ in log(conn)] == list(range(1, 3 + 4 + 4 + 1))
 
 
 @pytest.mark.parametrize("trouble", [crash, end_connections])
