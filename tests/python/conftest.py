@@ -3,6 +3,7 @@
     db            this test's database: .connect() .session() .psql() .dsn .name; a module may take clock_db for it
     clock_db      one with the clock of tests/sql/test_clock.sql
     plain_db      one without, also where db has it
+    still_db      one whose tables autovacuum leaves alone, so that plans, and what they cost, change only by the test
     conn          one connection to db
     first, second two sessions of it
     process       process() -> a process of its own with a connection to it (runs.Process)
@@ -221,6 +222,20 @@ def plain_db(cluster, template, server_log):
     for database in _clone(cluster, template, "t"):
         server_log.databases.append(database.name)
         yield database
+
+
+@pytest.fixture
+def still_db(plain_db):
+    plain_db.psql("-q", "-c", """do $$
+        declare
+          v_table regclass;
+        begin
+          for v_table in select c.oid from pg_class as c where c.relnamespace = 'baton'::regnamespace and c.relkind = 'r' loop
+            execute format('alter table %s set (autovacuum_enabled = off)', v_table);
+          end loop;
+        end
+        $$""")
+    return plain_db
 
 
 @pytest.fixture

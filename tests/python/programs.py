@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,12 +14,6 @@ from conftest import PATIENCE, ROOT, TREE, wait_until
 
 SECRET = "s3cret-0f-the-te5ts"
 EXAMPLES = TREE / "docs/examples"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Program:
@@ -107,6 +100,13 @@ class Shop:
 
     def wait_marks(self, count):
         wait_until(lambda: len(self.lines()) >= count, f"{count} marks", every=0.02)
+
+    def end_connections(self, count, which):
+        """Of all workers, once they are so many."""
+        theirs = "from pg_stat_activity where usename = %s and datname = %s"
+        found = (self.user, self.db.name)
+        wait_until(lambda: len(self.conn.execute(f"select {theirs}", found).fetchall()) == count, f"connected: {which}")
+        assert self.conn.execute(f"select pg_terminate_backend(pid, 10000) {theirs}", found).fetchall() == [(True,)] * count
 
     def open_gate(self, worker=None):
         """For all, or for one process."""

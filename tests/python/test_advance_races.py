@@ -28,7 +28,7 @@ def db(clock_db):
 @pytest.fixture
 def conn(db):
     conn = db.connect()
-    conn.execute("alter function baton.begin_replay(bigint, bigint, text) set lock_timeout = '20s'")
+    conn.execute("alter function baton._lock_soon(text, bigint, bigint) set lock_timeout = '20s'")
     return conn
 
 
@@ -369,7 +369,7 @@ class Handler(threading.Thread):
 def test_signals_and_handlers_at_once_lose_nothing(plain_db):
     """No step is made twice, or over a signal that the replay before the short way had not read."""
     conn, steps, told = plain_db.connect(), 150, Counter()
-    conn.execute("alter function baton.begin_replay(bigint, bigint, text) set lock_timeout = '20s'")
+    conn.execute("alter function baton._lock_soon(text, bigint, bigint) set lock_timeout = '20s'")
     start(conn)
     barrier = threading.Barrier(4, timeout=60)
     handlers = [Handler(plain_db.connect(), steps, told, barrier) for _ in range(3)]

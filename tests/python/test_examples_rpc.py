@@ -6,9 +6,10 @@ import signal
 
 import httpx
 import pytest
+from cluster import free_port
 from conftest import ROOT, wait_until
 from psycopg.types.json import Jsonb
-from programs import EXAMPLES, Program, Shop, free_port
+from programs import EXAMPLES, Program, Shop
 from runs import granted
 from starts import call, one
 from tasks import create, replay, short_way, write_as_before

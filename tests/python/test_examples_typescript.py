@@ -9,8 +9,9 @@ import urllib.request
 
 import psycopg
 import pytest
+from cluster import free_port
 from conftest import wait_until
-from programs import EXAMPLES, SECRET, Program, Shop, free_port
+from programs import EXAMPLES, SECRET, Program, Shop
 from tasks import write_as_before
 
 FOLDER = EXAMPLES / "typescript"
@@ -651,9 +652,7 @@ def test_an_end_is_told_over_a_new_connection_where_the_one_breaks_while_the_bod
     worker = shop.worker()
     shop.start("inlineAndQueued")
     shop.wait_marks(2)
-    broken = shop.conn.execute("select pg_terminate_backend(pid, 10000) from pg_stat_activity"
-                               " where usename = %s and datname = %s", (shop.user, shop.db.name)).fetchall()
-    assert len(broken) == 4, "two lanes, what tends them, and the listener"
+    shop.end_connections(4, "two lanes, what tends them, and the listener")
     shop.open_gate()
     assert shop.wait("completed").output == ["inline", "queued"]
     assert len(shop.marks()) == 2 and "rolled back: " in worker.text()

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from cluster import clean_environ
+from cluster import clean_environ, free_port
 from conftest import ROOT, TREE, Database, wait_until
-from programs import EXAMPLES, Program, free_port, role
+from programs import EXAMPLES, Program, role
 from psycopg.rows import namedtuple_row
 from psycopg.types.json import Jsonb
 

@@ -5,8 +5,9 @@ import uuid
 
 import httpx
 import pytest
+from cluster import free_port
 from conftest import ROOT, wait_until
-from programs import SECRET, free_port, role, sender, worker
+from programs import SECRET, role, sender, worker
 
 # Its initialisation, and messages that say so, wait until a gate opens.
 GATED = """

@@ -6,6 +6,11 @@ from starts import call
 
 
 @pytest.fixture
+def db(still_db):
+    return still_db
+
+
+@pytest.fixture
 def conn(db):
     conn = db.connect()
     conn.execute("set plan_cache_mode = force_generic_plan")

@@ -239,8 +239,6 @@ insert into baton.steps (run_id, step_slug, task_count, open_tasks, created_seq)
 select 'large', 's' || n, case n when 100050 then 20000 else 2 end, 0, n from generate_series(50, 200000, 100) as n;
 insert into baton.tasks (run_id, step_slug, task_index, status)
 select s.run_id, s.step_slug, n - 1, 'completed' from baton.steps as s, generate_series(1, s.task_count) as n;
-alter table baton.events set (autovacuum_enabled = off);
-alter table baton.tasks set (autovacuum_enabled = off);
 analyze baton.runs, baton.events, baton.steps, baton.tasks;
 """
 
@@ -250,8 +248,8 @@ def buffers(conn, sql, *values):
     return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
 
 
-def test_a_run_of_200_000_events_goes_in_calls_of_which_none_costs_more_than_it_removes(db):
-    conn, reader = db.connect(), db.connect()
+def test_a_run_of_200_000_events_goes_in_calls_of_which_none_costs_more_than_it_removes(still_db):
+    conn, reader = still_db.connect(), still_db.connect()
     conn.execute(LARGE)
     conn.execute("set plan_cache_mode = force_generic_plan")
     # What is removed stays for this one: a call that stepped over it would cost more and more.
@@ -269,8 +267,9 @@ def test_a_run_of_200_000_events_goes_in_calls_of_which_none_costs_more_than_it_
         assert conn.execute(f"select * from baton.{table}").fetchall() == [], table
 
 
-def test_what_is_young_or_open_costs_nothing(conn):
+def test_what_is_young_or_open_costs_nothing(still_db):
     """In runs, incidents, dead messages and workers, the oldest of which are a second old."""
+    conn = still_db.connect()
     conn.execute("set plan_cache_mode = force_generic_plan")
     ask = "select * from baton.prune('1 day')"
     before = min(buffers(conn, ask) for _ in range(3))

@@ -1,6 +1,12 @@
 """What ensure_workers costs when there is nothing to do, in buffers and WAL."""
 
+import pytest
 from starts import call
+
+
+@pytest.fixture
+def db(still_db):
+    return still_db
 
 
 def healthy_functions(conn, first, last):

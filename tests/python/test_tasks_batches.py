@@ -255,6 +255,7 @@ def test_a_batch_over_histories_answers_and_writes_what_one_by_one_would_be(conn
     for seed in (random.randrange(10**9) for _ in range(SOAK)) if SOAK else range(HISTORIES):
         rng = random.Random(seed)
         conn.execute("begin")
+        conn.execute("select setseed(0)")
         try:
             history = History(conn, rng)
             for n in range(24):

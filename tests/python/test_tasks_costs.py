@@ -9,6 +9,11 @@ from test_replay_costs import buffers
 
 
 @pytest.fixture
+def db(still_db):
+    return still_db
+
+
+@pytest.fixture
 def conn(db):
     """Among five thousand runs of one task each, which wait in the same queue, all of it analysed."""
     conn = db.connect(options="-c statement_timeout=20s")

@@ -78,7 +78,8 @@ class World:
             delete from baton.messages; delete from baton.dead_messages; delete from baton.events;
             delete from baton.tasks; delete from baton.steps; delete from baton.runs; delete from baton.incidents;
             delete from baton.recovery_cursors; delete from baton.queue_marks; delete from baton.workers;
-            update baton.settings set inline_ownership = true""")
+            update baton.settings set inline_ownership = true;
+            select setseed(0)""")
         self.set_clock(START)
         self.ownership = True
 

@@ -2,6 +2,7 @@
 
 import uuid
 
+import pytest
 from psycopg.types.json import Jsonb
 from runs import granted, last_seq, start
 from starts import call, one, register
@@ -45,6 +46,11 @@ select 'q', 'task', r.run_id, 's ' || n %% 3, 2 + n, baton._task_key(r.run_id, '
   baton._now() + interval '1 hour', baton._now()
 from run as r, generate_series(1, r.count) as n
 """
+
+
+@pytest.fixture
+def db(still_db):
+    return still_db
 
 
 def running(conn, run_id):
@@ -121,8 +127,6 @@ def costs(conn, name):
 
 def test_no_verb_reads_tables_whole_that_were_tiny_when_it_was_planned(db):
     conn, other = db.connect(), db.connect()
-    for table in TABLES.split(", "):
-        other.execute(f"alter table baton.{table} set (autovacuum_enabled = off)")
     costs(conn, "zero")
     other.execute(f"vacuum analyze {', '.join('baton.' + table for table in TABLES.split(', '))}")
     tiny = [costs(conn, name) for name in ("one", "two", "three")][-1]
@@ -211,8 +215,6 @@ def test_a_dispatch_asks_for_the_messages_of_its_own_tasks(db):
 def test_batches_of_tasks_look_up_what_they_name(db):
     """However many other runs, steps, tasks and messages there are, also of the run itself, and however few there were."""
     conn, other = db.connect(), db.connect()
-    for table in TABLES.split(", "):
-        other.execute(f"alter table baton.{table} set (autovacuum_enabled = off)")
 
     def costs(run_id, siblings=0):
         spent, spend = account(conn)

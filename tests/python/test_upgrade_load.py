@@ -66,6 +66,13 @@ class Load:
             thread.join(PATIENCE)
 
 
+def applied(upgrade, way, database):
+    """Or it met a call in a deadlock, or did not get a lock in time, and has given up as a whole: docs/guides/upgrading.md."""
+    refusal = upgrade.apply(way, database)
+    assert refusal is None or refusal.startswith(("40P01", "55P03")), refusal
+    return refusal is None
+
+
 @pytest.mark.parametrize("name, way", [("made up", "plain"), (ALL[-2:][0], "extension")])
 def test_nothing_is_lost_and_nobody_stops(house, make, upgrades, tmp_path, name, way):
     upgrade, database = upgrades(name), make()
@@ -83,7 +90,7 @@ def test_nothing_is_lost_and_nobody_stops(house, make, upgrades, tmp_path, name,
             shop.start("steps", 15, f"r{n}")
         ended = "select count(*) as n from baton.runs where status = 'completed'"
         wait_until(lambda: shop.conn.execute(ended).fetchone().n >= 3 and len(load.acked) > 50, "work is under way")
-        assert upgrade.apply(way, database) is None
+        wait_until(lambda: applied(upgrade, way, database), "the upgrade comes through")
         acked = len(load.acked)
         assert not shop.ended("held")
         shop.open_gate()

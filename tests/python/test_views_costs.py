@@ -1,8 +1,14 @@
 """What health(), metrics() and the views cost beside finished runs. `tools/bench looking` does it with a million."""
 
+import pytest
 from looking import LOOKS, at_work, buffers, finished, plan
 
 COMPILED_FROM = 100_000  # jit_above_cost
+
+
+@pytest.fixture
+def db(still_db):
+    return still_db
 
 
 def test_what_is_finished_costs_those_who_look_nothing(db, conn):

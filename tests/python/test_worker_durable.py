@@ -721,9 +721,7 @@ def test_an_end_is_told_over_a_new_connection_where_the_one_breaks_while_the_bod
     worker = shop.worker(SLOTS="2", visibility=60)
     shop.start("both", ["inline", "queued"])
     shop.wait_marks(2)
-    broken = shop.conn.execute("select pg_terminate_backend(pid, 10000) from pg_stat_activity"
-                               " where application_name = 'worker-1' and datname = %s", (shop.db.name,)).fetchall()
-    assert len(broken) == 5, "two slots, the extending, the reconciliation and the listener"
+    shop.end_connections(5, "two slots, the extending, the reconciliation and the listener")
     shop.open_gate()
     assert shop.wait("completed").output == ["inline", "queued"]
     assert len(shop.marks()) == 2 and worker.text().count("database: AdminShutdown") == 1, "queued; inline: rolled back"
