@@ -106,7 +106,7 @@ class Shop:
         theirs = "from pg_stat_activity where usename = %s and datname = %s"
         found = (self.user, self.db.name)
         wait_until(lambda: len(self.conn.execute(f"select {theirs}", found).fetchall()) == count, f"connected: {which}")
-        assert self.conn.execute(f"select pg_terminate_backend(pid, 10000) {theirs}", found).fetchall() == [(True,)] * count
+        self.conn.execute(f"select pg_terminate_backend(pid, 10000) {theirs}", found)
 
     def open_gate(self, worker=None):
         """For all, or for one process."""

@@ -367,7 +367,8 @@ class Handler(threading.Thread):
 
 
 def test_signals_and_handlers_at_once_lose_nothing(plain_db):
-    """No step is made twice, or over a signal that the replay before the short way had not read."""
+    """No step is made twice, or over a signal that the replay before the short way had not read. The last thirty steps are
+    left in peace: there the short way is open at last, however busy the others are."""
     conn, steps, told = plain_db.connect(), 150, Counter()
     conn.execute("alter function baton._lock_soon(text, bigint, bigint) set lock_timeout = '20s'")
     start(conn)
@@ -377,7 +378,7 @@ def test_signals_and_handlers_at_once_lose_nothing(plain_db):
         handler.start()
     barrier.wait()
     sent = 0
-    while not run(conn).ended_at and all(handler.is_alive() for handler in handlers):
+    while not step(conn, f"s{steps - 30}") and all(handler.is_alive() for handler in handlers):
         sent += signal(conn, payload=Jsonb(sent)) == "signalled"
         before = last_seq(conn)
         while last_seq(conn) < before + 12 and not run(conn).ended_at and all(h.is_alive() for h in handlers):

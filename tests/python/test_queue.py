@@ -115,6 +115,32 @@ def in_parallel(*functions):
         raise errors[0]
 
 
+def in_rounds(raced, *functions, prepare=lambda: None):
+    """Calls them at the same moment, each in a thread, ROUNDS times; and again until it was a race, at most ten times that.
+
+    They are given the number of the round. Before each, while nobody is at work, prepare is called. Answers how many there were.
+    """
+    number, over = -1, False
+
+    def begin():
+        nonlocal number, over
+        number += 1
+        over = number >= ROUNDS and (raced() or number == 10 * ROUNDS)
+        if not over:
+            prepare()
+
+    meet = threading.Barrier(len(functions), action=begin)
+
+    def loop(function):
+        meet.wait(10)
+        while not over:
+            function(number)
+            meet.wait(10)
+
+    in_parallel(*(lambda f=f: loop(f) for f in functions))
+    return number
+
+
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 
@@ -499,17 +525,13 @@ def test_a_verb_on_several_receipts_locks_by_id(db, conn, verb):
 def test_crossing_keys_of_send_many_never_deadlock(db, server_log):
     a, b = db.connect(), db.connect()
     sent = Counter()
-    meet = threading.Barrier(2)
 
-    def sender(conn, step):
-        for number in range(ROUNDS):
-            keys = [f"{number} {n}" for n in range(12)][::step]
-            meet.wait(10)
-            rows = run(conn, "send_many", queue_name="q", messages=keyed(keys))
-            sent[step] += sum(r.outcome == "sent" for r in rows)
+    def sender(conn, step, number):
+        rows = run(conn, "send_many", queue_name="q", messages=keyed([f"{number} {n}" for n in range(12)][::step]))
+        sent[step] += sum(r.outcome == "sent" for r in rows)
 
-    in_parallel(lambda: sender(a, 1), lambda: sender(b, -1))
-    assert sent[1] + sent[-1] == ROUNDS * 12
+    rounds = in_rounds(lambda: sent[1] and sent[-1], lambda number: sender(a, 1, number), lambda number: sender(b, -1, number))
+    assert sent[1] + sent[-1] == rounds * 12
     assert sent[1] and sent[-1], "one sender won every key: that was no race"
     assert server_log.errors() == []
 
@@ -548,26 +570,20 @@ def test_ack_many_and_extend_many_in_opposite_orders_never_deadlock(db, conn, se
     a, b = db.connect(), db.connect()
     held = []
     outcomes = Counter()
-    meet = threading.Barrier(2)
 
-    def acks():
-        for _ in range(ROUNDS):
-            run(conn, "send_many", queue_name="q", messages=json.dumps([{}] * size))
-            held[:] = claim(conn, max_messages=size)
-            meet.wait(10)
-            outcomes.update(r.outcome for r in run(a, "ack_many", receipts=receipts(held)))
-            meet.wait(10)
+    def hold():
+        run(conn, "send_many", queue_name="q", messages=json.dumps([{}] * size))
+        held[:] = claim(conn, max_messages=size)
 
-    def extends():
-        for _ in range(ROUNDS):
-            meet.wait(10)
-            rows = run(b, "extend_many", receipts=receipts(held[::-1]))
-            outcomes.update({r.outcome for r in rows})
-            meet.wait(10)
+    def acks(_):
+        outcomes.update(r.outcome for r in run(a, "ack_many", receipts=receipts(held)))
 
-    in_parallel(acks, extends)
-    assert outcomes["acked"] == ROUNDS * size
-    assert outcomes["extended"] + outcomes["lost"] >= ROUNDS
+    def extends(_):
+        outcomes.update({r.outcome for r in run(b, "extend_many", receipts=receipts(held[::-1]))})
+
+    rounds = in_rounds(lambda: outcomes["extended"] and outcomes["lost"], acks, extends, prepare=hold)
+    assert outcomes["acked"] == rounds * size
+    assert outcomes["extended"] + outcomes["lost"] >= rounds
     assert outcomes["extended"] and outcomes["lost"], "one was first every time: that was no race"
     assert server_log.errors() == []
 
