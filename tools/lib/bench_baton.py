@@ -7,7 +7,7 @@ import sys
 from bench_peer import Peer
 
 SEND = "select outcome from baton.send('mail', '{\"n\": 1}')"
-CLAIM = "(select message_id, delivery from baton.claim('mail', visibility => '1 hour'))"
+CLAIM = "(select message_id, delivery, payload from baton.claim('mail', visibility => '1 hour'))"
 ACK = "baton.ack(:{0}message_id, :{0}delivery)"
 # A consumer writes its receipts itself: this is the cheapest way to have them written by the server.
 CLAIM_MANY = """(

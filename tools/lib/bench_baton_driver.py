@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs/examples"))
 os.environ |= {"QUEUE_NAME": "bench", "POLL_SECONDS": "0.01"}
@@ -33,25 +34,24 @@ worker_durable.log = worker_durable.worker_runs.log = lambda *_: None
 
 def work(messages, batch):
     """Finish what is in hand and claim what comes next, in one statement."""
-    receipts, sql = "[]", """
-        select jsonb_agg(jsonb_build_object('message_id', c.message_id, 'delivery', c.delivery))::text
+    one = """
+        select c.message_id, c.delivery, c.payload
+        from baton.ack(%s, %s) as a left join lateral baton.claim('mail') as c on true
+    """
+    many = """
+        select c.message_id, c.delivery, c.payload
         from (select count(*) from baton.ack_many(%s)) as a
         left join lateral baton.claim('mail', max_messages => %s) as c on true
-        where c.message_id is not null
     """
-    if batch == 1:
-        receipts, sql = (None, None), """
-            select c.message_id, c.delivery
-            from baton.ack(%s, %s) as a left join lateral baton.claim('mail') as c on true
-        """
+    receipt, receipts = (None, None), []
     with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True, prepare_threshold=1) as conn:
         while len(bodies) < messages:
-            if batch == 1:
-                receipts = conn.execute(sql, receipts).fetchone()
+            rows = conn.execute(one, receipt) if batch == 1 else conn.execute(many, [Jsonb(receipts), batch])
+            receipts = []
+            for *receipt, _ in rows:
                 bodies.append(time.perf_counter())
-            else:
-                (receipts,) = conn.execute(sql, [receipts, batch]).fetchone()
-                bodies.extend([time.perf_counter()] * len(json.loads(receipts)))
+                receipts.append(dict(zip(("message_id", "delivery"), receipt)))
+            assert receipt[0]
     return {"seconds": bodies[-1] - bodies[0]}
 
 

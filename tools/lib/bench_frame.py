@@ -21,8 +21,8 @@ from cluster import Cluster, clean_environ, find_bindir, has_extension
 
 SETTINGS = {"fsync": "on", "full_page_writes": "on", "jit": "on", "shared_buffers": "512MB", "max_wal_size": "8GB"}
 MODES = {"on": "default durability", "off": "synchronous_commit off"}
-# Whether a run that goes on from transaction to transaction was started.
 BARRIER = 4_153_229  # an advisory lock
+# Whether a run that goes on from transaction to transaction was started.
 RUNS = "", "few_", "short_", "bare_", "next_", "absurd_", "dbos_"
 VARIABLES = [part for name in RUNS for part in ("-D", f"{name}started=0")] + ["-D", "nth=0"]
 WARM = 10  # so many of a connection's first transactions make its plans, and are not counted
@@ -75,12 +75,13 @@ class Bench:
 
     @contextlib.contextmanager
     def ticking(self):
-        """baton.tick once a second, as where it is scheduled."""
+        """baton.tick at the interval at which schedule() has it called by default."""
         stop = threading.Event()
 
         def tick():
             with self.connect() as conn:
-                while not stop.wait(1):
+                conn.execute("select baton.tick()")
+                while not stop.wait(5):
                     conn.execute("select baton.tick()")
 
         with ThreadPoolExecutor() as threads:
@@ -144,10 +145,10 @@ class Bench:
         return result.stdout
 
     def log(self, mode: str, scripts: list[str], transactions: int, clients: int = 1) -> list[tuple[int, ...]]:
-        """Each transaction of so many a connection: its connection, its script, how long it took, and its end, in
-        microseconds. A connection draws a script for each of its transactions, so that all scripts meet the same disk
-        and the same neighbours. What a script puts into variables is there in the connection's next transactions;
-        those of VARIABLES are 0 at first."""
+        """Each transaction of so many a connection: its script, how long it took, and its end, in microseconds. A
+        connection draws a script for each of its transactions, so that all scripts meet the same disk and the same
+        neighbours. What a script puts into variables is there in the connection's next transactions; those of
+        VARIABLES are 0 at first."""
         with tempfile.TemporaryDirectory() as folder:
             arguments = ["-l", f"--log-prefix={folder}/log", *VARIABLES, "-c", clients, "-t", transactions]
             for nth, script in enumerate(scripts):
@@ -155,28 +156,32 @@ class Bench:
                 arguments += ["-f", f"{folder}/{nth}.sql"]
             self.pgbench(mode, *arguments)
             lines = [map(int, line.split()) for log in glob.glob(f"{folder}/log.*") for line in open(log)]
-        return [(client, nth, took, second * 1_000_000 + part) for client, _, took, nth, second, part in lines]
+        return [(nth, took, second * 1_000_000 + part) for _, _, took, nth, second, part in lines]
 
     def times(self, mode: str, scripts: dict[str, str], transactions: int) -> dict[str, list[float]]:
         """How long each transaction of each script took, in milliseconds; one connection."""
         times = {name: [] for name in scripts}
         names = list(scripts)
-        for _, nth, took, _ in self.log(mode, list(scripts.values()), transactions):
+        for nth, took, _ in self.log(mode, list(scripts.values()), transactions):
             times[names[nth]].append(took / 1000)
         return times
 
     def rate(self, mode: str, script: str, transactions: int, clients: int) -> float:
         """Transactions a second of so many connections, which begin together once all are warm."""
-        wait = f"\\set nth :nth + 1\n\\if :nth = {WARM + 1}\nselect 1 from pg_advisory_lock_shared({BARRIER});\n\\endif\n"
+        wait = (f"\\set nth :nth + 1\n\\if :nth = {WARM + 1}\n"
+                f"select 1 from pg_advisory_lock_shared({BARRIER});\n\\endif\n")
         waiting = f"select count(*) from pg_locks where objid = {BARRIER} and not granted"
         with self.connect() as conn, ThreadPoolExecutor() as threads:
             conn.execute(f"select pg_advisory_lock({BARRIER})")
             log = threads.submit(self.log, mode, [wait + script], WARM + transactions, clients)
-            while conn.execute(waiting).fetchone()[0] < clients and not log.done():
+            deadline = time.monotonic() + 60  # a client that failed never comes
+            while ((warm := conn.execute(waiting).fetchone()[0]) < clients
+                   and not log.done() and time.monotonic() < deadline):
                 time.sleep(0.01)
             begun = time.time()
             conn.execute(f"select pg_advisory_unlock({BARRIER})")
             ended = max(end for *_, end in log.result()) / 1_000_000
+        assert warm == clients, f"{warm} of {clients} clients were warm after a minute"
         return transactions * clients / (ended - begun)
 
     def repeat(self, mode: str, script: str, transactions: int, clients: int = 1) -> float:

@@ -1,7 +1,7 @@
 """A held snapshot
 
 Messages go in and out at a fixed rate, while somebody else's transaction holds a snapshot, so that vacuum can remove no
-dead row, and without that. Autovacuum looks every 5 s; `baton.tick` runs once a second. The times are those of "finish
+dead row, and without that. Autovacuum looks every 5 s, `baton.tick` runs as often. The times are those of "finish
 one, claim the next" of baton, of claim + complete of graphile-worker, from its start, not from when it should have
 started; "behind" is how late the last ones began.
 """
