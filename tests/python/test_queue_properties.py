@@ -21,7 +21,8 @@ MAX_FAILURES, MAX_LAPSES = 3, 2
 EMPTY = """
 truncate baton.messages, baton.dead_messages, baton.queue_marks, baton.incidents;
 insert into baton.settings (max_failures, max_lapses, visibility, backoff_base, backoff_max)
-values (3, 2, '30 seconds', '4 seconds', '6 seconds')
+values (3, 2, '30 seconds', '4 seconds', '6 seconds');
+select setseed(0)
 """
 MICROSECONDS = "(extract(epoch from {}) * 1000000)::bigint"
 LIVE = f"""

@@ -816,10 +816,8 @@ def missed():
 
 
 def test_random_histories(world):
-    """Rounds of histories until each row was reached, at most eight; by BATON_SOAK one round of that many.
-
-    Back-offs have jitter, so no two runs are the same: a rare row may be missed by one. pgTAP has each at its edges.
-    """
+    """Rounds of histories until each row was reached, at most eight, always the same; by BATON_SOAK one round of that many
+    others, which may miss a rare row. pgTAP has each at its edges."""
     hits.clear()
     Machine.world = world
     for Machine.salt in [0] if SOAK else [2, 3, 1, 0, 4, 5, 6, 7]:
@@ -829,5 +827,5 @@ def test_random_histories(world):
         if not missed():
             break
     print(*(f"{count:6} {verb}: {row}" for (verb, row), count in sorted(hits.items())), sep="\n")
-    assert len(missed()) <= 2, missed()
+    assert len(missed()) <= (2 if SOAK else 0), missed()
     assert not {f"{verb}: {row}" for verb, row in hits if row not in ROWS[verb]}
