@@ -113,7 +113,8 @@ def run(bench: Bench) -> str:
     for mode, title in MODES.items():
         for half, ours, batch, limit in (
             ("enqueue", "baton", 1, 1), ("enqueue", "baton", 100, 0.5), ("enqueue", BARE, 100, 0.5),
-            ("finish", IN_ONE, 1, 0.7 if mode == "on" else 1), ("finish", IN_ONE, 100, 0.5), ("finish", BARE, 100, 0.5),
+            *(("finish", ours, batch, limit) for batch, limit in {1: 0.7 if mode == "on" else 1, 100: 0.5}.items()
+              for ours in (IN_ONE, BARE)),
         ):
             theirs = {name: rates[key] for name in peers if (key := (mode, batch, 1, half, name)) in rates}
             if theirs:
