@@ -307,7 +307,7 @@ class ServerLog:
         lines = re.findall(r"^\S+ \S+ \S+ \[\d+\] \S*?@(\S*) ((?:ERROR|FATAL|PANIC): .*)$", self.text(), re.M)
         return [line for database, line in lines
                 if (not database or database in self.databases) and not (ignore and re.search(ignore, line))
-                and "autovacuum" not in line]
+                and "canceling autovacuum task" not in line]
 
 
 @pytest.fixture

@@ -166,7 +166,7 @@ def test_batches_whose_answers_a_crash_took_are_asked_again_under_the_same_recei
     assert [(row.step_slug, row.attempt) for row in dispatch(conn, grant.replay_epoch, run_id="ahead")
             if row.outcome == "running"] == [("t", 1)], "it lost the answer, and runs it"
     ended = conn.execute(COMPLETED, (as_completions(todo),)).fetchall()
-    assert Counter(outcomes(ended)) == {"already_completed": 3, "completed": 2} 
+    assert Counter(outcomes(ended)) == {"already_completed": 3, "completed": 2}
     assert sum(row.step_ended for row in ended) == 1
     assert sorted(row.task_index for row in conn.execute("select task_index from effects").fetchall()) == list(range(5))
     assert [type for _, type in log(conn)][2:] == ["task_started"] * 5 + ["task_completed"] * 5 + ["step_completed"]
